@@ -144,3 +144,42 @@ fn blocks_follow_a_matrix_that_is_collected_or_read() {
     assert!(said.code != Some(0) && said.message().contains("bad.dat"), "{said:?}");
     assert!(!site.path("bad").exists());
 }
+
+/// Programs under the names of Python and llama.cpp, which answer as they like.
+#[test]
+fn llama_cpp_is_asked_where_it_is_there() {
+    use std::os::unix::fs::PermissionsExt;
+    let site = Site::new();
+    fs::create_dir(site.path("bin")).unwrap();
+    let program = |name: &str, script: &str| {
+        let path = site.path("bin").join(name);
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let export = || {
+        let words =
+            ["export", "model_name_or_path=model", "export_dir=out", "gguf=f32", "overwrite_output_dir=true"];
+        let mut command = site.oarlock(&words);
+        command.env("PATH", site.path("bin"));
+        run(command)
+    };
+    let said = export();
+    assert!(
+        said.code == Some(0) && said.stderr.contains("note: llama.cpp was not asked about the file"),
+        "{said:?}"
+    );
+    // A package that makes other tokens, and one that fails with escapes for the terminal.
+    let finds = "case \"$2\" in *find_spec*) exit 0;; esac";
+    program("python3", &format!("{finds}\necho '{{\"ids\": [[1]], \"logits\": [], \"version\": \"1\"}}'"));
+    let said = export();
+    assert!(said.code != Some(0) && said.message().contains("it makes other tokens of"), "{said:?}");
+    program("python3", &format!("{finds}\nprintf 'no \\033[31mfile' >&2; exit 3"));
+    let said = export();
+    assert!(said.code != Some(0) && said.message().contains("no \\u{1b}[31mfile"), "{said:?}");
+    // Python without the package, and a program that writes what no model would.
+    program("python3", "exit 1");
+    program("llama-cli", "[ \"$1\" = --version ] || echo zzz");
+    let said = export();
+    let is_clear = said.message().contains("it writes \"zzz\"") && said.code != Some(0);
+    assert!(is_clear || said.stdout.contains("llama-cli was not asked"), "{said:?}");
+}

@@ -8,6 +8,7 @@ pub(crate) mod fetch;
 mod follows;
 pub(crate) mod gpus;
 pub mod job;
+mod llama_cpp;
 pub mod llamafactory;
 pub mod minimind;
 mod ours;

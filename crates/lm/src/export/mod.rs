@@ -2,6 +2,7 @@
 //!
 //! The tokenizer's files are copied. In those that change, every other byte stays.
 
+mod asked;
 mod gguf;
 mod logits;
 mod modelfile;
@@ -23,6 +24,7 @@ use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 use serde_json::Value;
 
+pub use asked::{Agreement, Questions};
 pub use gguf::{
     Calibration, ImportanceMatrix, Mix, WrittenGguf, collect_importance, write_gguf, write_gguf_adapter,
 };

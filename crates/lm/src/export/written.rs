@@ -86,22 +86,7 @@ fn rounded(value: f32, dtype: DType) -> f32 {
 /// The first text with other tokens, and a tokenizer that cannot be used.
 pub(super) fn check_tokens(out: &Path, meant: &Tokenizer) -> Result<()> {
     let found = Tokenizer::open(out)?;
-    let n_ids = meant.vocab_size()?.max(1);
-    // Any fixed sequence serves: what matters is that many tokens meet in many ways.
-    let mut state = 1u64;
-    let mut next = |n: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % n
-    };
-    for line in 0..N_LINES {
-        let text = match TEXTS.get(line) {
-            Some(text) => (*text).to_owned(),
-            None => {
-                let ids: Vec<u32> = (0..6).map(|_| next(n_ids) as u32).collect();
-                let some = meant.decode(&ids, false).unwrap_or_default();
-                format!("{some} {}{}", next(100_000), TEXTS[next(TEXTS.len())])
-            }
-        };
+    for text in texts(meant, N_LINES)? {
         let (a, b) = (meant.encode(&text)?, found.encode(&text)?);
         if a != b {
             let at = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
@@ -115,6 +100,26 @@ pub(super) fn check_tokens(out: &Path, meant: &Tokenizer) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Texts on which tokenizers part, and others of many tokens of this one.
+pub(super) fn texts(tokenizer: &Tokenizer, n: usize) -> Result<Vec<String>> {
+    let n_ids = tokenizer.vocab_size()?.max(1);
+    // Any fixed sequence serves: what matters is that many tokens meet in many ways.
+    let mut state = 1u64;
+    let mut next = |n: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % n
+    };
+    let text = |line: usize| match TEXTS.get(line) {
+        Some(text) => (*text).to_owned(),
+        None => {
+            let ids: Vec<u32> = (0..6).map(|_| next(n_ids) as u32).collect();
+            let some = tokenizer.decode(&ids, false).unwrap_or_default();
+            format!("{some} {}{}", next(100_000), TEXTS[next(TEXTS.len())])
+        }
+    };
+    Ok((0..n).map(text).collect())
 }
 
 /// Compares what the chat template of `out` makes of conversations with what `meant` makes of them.

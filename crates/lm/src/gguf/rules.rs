@@ -92,7 +92,7 @@ pub(crate) const RULES: [Rule; 13] = [
 
 impl Rule {
     /// The rule of a name, or of another name of it; `None` for one that is not known here.
-    pub(super) fn named(pre: &str) -> Option<&'static Rule> {
+    pub(crate) fn named(pre: &str) -> Option<&'static Rule> {
         let same = match pre {
             "mpt" | "olmo" | "phi-2" | "gpt2" | "jina-es" | "jina-de" | "jina-v2-es" | "jina-v2-de"
             | "gigachat" | "a.x-4.0" | "mellum" | "modern-bert" | "jais" | "trillion" | "granite-docling"
@@ -147,7 +147,7 @@ impl Rule {
     }
 
     /// `normalizer`. llama.cpp has none for these, and the tokenizers that the files came from have this one.
-    pub(super) fn normalizer(&self) -> Value {
+    pub(crate) fn normalizer(&self) -> Value {
         if self.name.starts_with("qwen") { json!({"type": "NFC"}) } else { Value::Null }
     }
 }

@@ -10,7 +10,7 @@ use oarlock_tensor::{Device, Par};
 use crate::config::export::{ExportArgs, ImportanceArgs, export as read, folder_problem};
 use crate::config::{Problems, Words, written};
 use crate::console::{Failure, Outcome, blocked, eprint, print};
-use crate::front::fetch;
+use crate::front::{fetch, llama_cpp};
 
 /// Exports what a file, flags and `key=value` say.
 pub(crate) fn export(words: &[String]) -> Outcome {
@@ -114,7 +114,8 @@ pub(crate) fn export(words: &[String]) -> Outcome {
         _ => matrix,
     };
     let path = out.join(format!("{name}-{}.gguf", mix.name()));
-    told(&export::write_gguf(&out, &path, mix, matrix.as_ref(), overwrite)?)
+    told(&export::write_gguf(&out, &path, mix, matrix.as_ref(), overwrite)?)?;
+    llama_cpp::compare(&path, &device)
 }
 
 /// Says what a GGUF file is.
