@@ -104,7 +104,7 @@ fn an_entry_of_dataset_info_that_cannot_be_used_is_named_with_its_file_and_its_k
         (of(r#"{"file_name": "dataset_info.json"}"#), &["dataset_info.json:1: no column \"instruction\""]),
         (
             of(r#"{"hf_hub_url": "org/name"}"#),
-            &["dataset d is remote (hf_hub_url: org/name)", "download it first"],
+            &["dataset d lies on a hub (hf_hub_url: org/name)", "a training run fetches them"],
         ),
         (of(r#"{"cloud_file_name": "s3://x"}"#), &["dataset d is remote (cloud_file_name: s3://x)"]),
         (
