@@ -203,7 +203,7 @@ fn unchunked(mut rest: &[u8]) -> Vec<u8> {
 
 /// Waits until something holds.
 #[track_caller]
-pub fn wait_for(what: &str, holds: impl Fn() -> bool) {
+pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !holds() {
         assert!(begin.elapsed() < Duration::from_secs(10), "{what} did not come to hold");
