@@ -123,10 +123,16 @@ impl HowArgs {
         };
         let (dtype, all) = (self.dtype, usize::MAX);
         let is_plain = adapters.is_empty() && beside.is_empty() && self.quantization_bit.is_none();
-        let in_blocks = match is_gguf(dir) && self.multiplies_blocks(is_plain, &device)? {
+        let in_blocks = match self.multiplies_blocks(is_plain, &device)? && is_gguf(dir) {
             true => load_in_blocks(settings.clone(), dir, &device, dtype, all)?,
             false => None,
         };
+        if in_blocks.is_none() && self.gguf_weights == "blocks" {
+            return Err(oarlock::Error::Usage(format!(
+                "--gguf-weights blocks: {} has no quantized weights in GGUF that can be multiplied as they are; write auto",
+                dir.display()
+            )));
+        }
         let (model, numbers) = match (in_blocks, self.format()) {
             (Some(model), _) => (model, Vec::new()),
             (None, None) => load_with_adapters_as(settings, dir, adapters, beside, &device, dtype, all)?,
@@ -144,8 +150,8 @@ impl HowArgs {
     fn multiplies_blocks(&self, is_plain: bool, device: &Device) -> Result<bool> {
         match self.gguf_weights.as_str() {
             "auto" => Ok(is_plain && !device.is_gpu()),
-            "blocks" if !is_plain => Err(oarlock::Error::Usage(
-                "--gguf-weights blocks: adapters and --quantization-bit need dequantized weights; write auto"
+            "blocks" if !is_plain || device.is_gpu() => Err(oarlock::Error::Usage(
+                "--gguf-weights blocks: adapters, --quantization-bit and GPUs need dequantized weights; write auto"
                     .to_owned(),
             )),
             "blocks" => Ok(true),

@@ -8,9 +8,23 @@ use oarlock_hub::{Environment, Error, Hub, Kind, Repo, Site};
 
 use super::table as keys;
 
-/// Folders in which people keep models, which so are not owners on a hub.
-const FOLDERS: [&str; 10] =
-    ["checkpoints", "data", "model", "models", "out", "output", "outputs", "results", "runs", "saves"];
+/// Folders in which people keep models and data, which so are not owners on a hub.
+const FOLDERS: [&str; 12] = [
+    "checkpoints",
+    "data",
+    "dataset",
+    "datasets",
+    "model",
+    "models",
+    "out",
+    "output",
+    "outputs",
+    "results",
+    "runs",
+    "saves",
+];
+/// How files of data end, which so are not data sets of a hub.
+const FILES: [&str; 6] = ["csv", "json", "jsonl", "parquet", "tsv", "txt"];
 
 /// A model on a hub: `OWNER/NAME`, `OWNER/NAME@REVISION`, or `OWNER/NAME:Q4_K_M` for a file in GGUF.
 #[derive(Clone, Debug)]
@@ -87,7 +101,8 @@ impl OnHub {
 pub(super) fn is_name_of(kind: Kind, word: &str) -> bool {
     let path = Path::new(word);
     let is_folder = FOLDERS.iter().any(|folder| path.starts_with(folder));
-    let is_here = is_folder || path.exists() || path.parent().is_some_and(Path::exists);
+    let is_file = path.extension().is_some_and(|end| FILES.iter().any(|file| end == *file));
+    let is_here = is_folder || is_file || path.exists() || path.parent().is_some_and(Path::exists);
     // Without an owner it is a folder that somebody has forgotten to make.
     let is_name = word.matches('/').count() == 1
         && Repo::of(kind, word.split(':').next().unwrap_or_default(), None, "main").is_ok();
@@ -144,6 +159,8 @@ mod tests {
             "",
             "https://a/b",
             "out/sft",
+            "dataset/sft",
+            "texts/mine.jsonl",
         ] {
             assert!(OnHub::of(path).is_none(), "{path}");
         }

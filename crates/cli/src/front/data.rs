@@ -29,7 +29,8 @@ pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
     let encoder =
         chat.as_ref().map_or_else(|| Encoder::from(&tokenizer), |chat| Encoder::sft(&tokenizer, chat));
     let max_samples = data.max_samples.map(|n| n as u64);
-    let source = Source::resolve(&data.datasets.join(","), &data.dataset_dir, max_samples)?;
+    let names = data.datasets.join(",");
+    let source = Source::with_remote(&names, &data.dataset_dir, max_samples, &data.remote)?;
     let room = (data.packing == Packing::Truncate && chat.is_none()).then_some(cutoff_len);
     let statistics = Statistics::of_rows(&source, encoder, rows, room)?;
     if json {
