@@ -170,7 +170,10 @@ fn llama_cpp_is_asked_where_it_is_there() {
     );
     // A package that makes other tokens, and one that fails with escapes for the terminal.
     let finds = "case \"$2\" in *find_spec*) exit 0;; esac";
-    program("python3", &format!("{finds}\necho '{{\"ids\": [[1]], \"logits\": [], \"version\": \"1\"}}'"));
+    program(
+        "python3",
+        &format!("{finds}\necho '{{\"around\": [], \"ids\": [[1]], \"logits\": [], \"version\": \"1\"}}'"),
+    );
     let said = export();
     assert!(said.code != Some(0) && said.message().contains("it makes other tokens of"), "{said:?}");
     program("python3", &format!("{finds}\nprintf 'no \\033[31mfile' >&2; exit 3"));

@@ -14,11 +14,12 @@ longest = max(len(prompt) for prompt in asked["prompts"])
 model = llama_cpp.Llama(
     asked["file"], n_ctx=longest + 1, n_batch=longest + 1, logits_all=True, n_gpu_layers=0, verbose=False
 )
-ids = [model.tokenize(text.encode(), add_bos=True, special=True) for text in asked["texts"]]
+around = model.tokenize(b"", add_bos=True, special=True)
+ids = [model.tokenize(text.encode(), add_bos=False, special=True) for text in asked["texts"]]
 logits = []
 for prompt in asked["prompts"]:
     model.reset()
     model.eval(prompt)
     rows = model.scores[: len(prompt)]
     logits.append([[float(row[column]) for column in asked["columns"]] for row in rows])
-print(json.dumps({"ids": ids, "logits": logits, "version": llama_cpp.__version__}))
+print(json.dumps({"around": around, "ids": ids, "logits": logits, "version": llama_cpp.__version__}))

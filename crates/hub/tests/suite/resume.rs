@@ -306,6 +306,12 @@ fn a_download_that_is_killed_again_and_again_costs_hardly_more_bytes() {
 }
 
 #[test]
+#[ignore = "four minutes"]
+fn a_gigabyte_that_is_killed_twenty_times_by_hand() {
+    kill_and_count(1 << 30, 20);
+}
+
+#[test]
 fn two_processes_at_once_leave_one_right_file() {
     let fake = FakeHub::start(vec![large(8 << 20)]);
     fake.faults().slow = Some((64 << 10, Duration::from_millis(2)));

@@ -255,8 +255,15 @@ impl Tokenizer {
     /// # Errors
     /// When `tokenizer.json` cannot be used.
     pub fn begins_texts(&self) -> Result<Option<u32>> {
-        let around = self.engine()?.around().map_err(|cause| broken(&self.path, &cause))?;
-        Ok(around.first().copied().filter(|first| Some(*first) == self.special.bos))
+        Ok(self.around()?.first().copied().filter(|first| Some(*first) == self.special.bos))
+    }
+
+    /// The tokens that the tokenizer itself puts around each text, which [`encode`](Self::encode) leaves out.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub(crate) fn around(&self) -> Result<Vec<u32>> {
+        self.engine()?.around().map_err(|cause| broken(&self.path, &cause))
     }
 
     /// A hash of `tokenizer.json` and of what is added to it: equal tokenizers give equal ids.

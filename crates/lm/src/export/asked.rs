@@ -23,11 +23,16 @@ const N_COLUMNS: usize = 256;
 const BOUNDS: [f64; 2] = [0.02, 0.15];
 /// A token is the likeliest in every arithmetic where its logit is above the others by this share of their spread.
 const CLEAR: f32 = 0.25;
+/// What stands in [`texts`] and is an end token for llama.cpp wherever a vocabulary has a token of this name, even one that
+/// letters are merged to.
+const END: &str = "</s>";
 
 /// Questions about a file, with our answers.
 #[derive(Clone, Debug)]
 pub struct Questions {
     texts: Vec<(String, Vec<u32>)>,
+    /// The tokens that are put around each text.
+    around: Vec<u32>,
     prompts: Vec<Vec<i32>>,
     columns: Vec<usize>,
     /// Of each prompt and each position, those columns.
@@ -64,8 +69,15 @@ impl Questions {
         // llama.cpp composes no characters, and some of its rules know no combining marks.
         let marks = Regex::new(r"\p{M}").map_err(|e| Error::Usage(e.to_string()))?;
         let parts = pre.is_some_and(|rule| rule.knows_no_marks() || !rule.normalizer().is_null());
+        let merges_end = match tokenizer.id_of(END)? {
+            Some(id) => !tokenizer.is_special(id)?,
+            None => false,
+        };
         let mut asked = Vec::new();
         for text in texts(&tokenizer, N_TEXTS)?.into_iter().filter(|text| !text.is_empty()) {
+            if merges_end && text.contains(END) {
+                continue;
+            }
             let ids = tokenizer.encode(&text)?;
             let is_fair = || {
                 !marks.is_match(&text).unwrap_or(true)
@@ -92,6 +104,7 @@ impl Questions {
         };
         Ok(Questions {
             texts: asked,
+            around: tokenizer.around()?,
             words: prompts.iter().zip(&all).map(word).collect(),
             logits: all.iter().map(|all| all.chunks(vocab_size).map(some).collect()).collect(),
             prompts,
@@ -112,14 +125,20 @@ impl Questions {
         words.filter_map(|(prompt, word)| Some((*prompt, word.as_deref()?)))
     }
 
-    /// Compares answers: `ids` of each text, and `logits` of each prompt, position and column.
+    /// Compares answers: the ids `around` a text, the `ids` of each one, and `logits` of each prompt, position and column.
     ///
     /// # Errors
     /// What differs, or is no answer.
     pub fn compare(&self, answers: &Value) -> std::result::Result<Agreement, String> {
+        let read = |ids: &Value| serde_json::from_value::<Vec<u32>>(ids.clone()).ok();
+        if read(&answers["around"]).as_ref() != Some(&self.around) {
+            return Err(format!(
+                "it puts other tokens around a text: {}, and not {:?}",
+                answers["around"], self.around
+            ));
+        }
         for ((text, ids), i) in self.texts.iter().zip(0..) {
-            let found: Option<Vec<u32>> = serde_json::from_value(answers["ids"][i].clone()).ok();
-            if found.as_ref() != Some(ids) {
+            if read(&answers["ids"][i]).as_ref() != Some(ids) {
                 return Err(format!(
                     "it makes other tokens of {text:?}: {}, and not {ids:?}",
                     answers["ids"][i]
@@ -179,12 +198,15 @@ mod tests {
         let questions = Questions::of(&file, &device).unwrap();
         assert_eq!(questions.to_json()["texts"].as_array().unwrap().len(), N_TEXTS);
         let ids: Vec<&Vec<u32>> = questions.texts.iter().map(|(_, ids)| ids).collect();
-        let right = json!({"ids": ids, "logits": questions.logits});
+        let right = json!({"around": questions.around, "ids": ids, "logits": questions.logits});
         let found = questions.compare(&right).unwrap();
         assert!(found.relative < 1e-6 && found.n_texts == N_TEXTS, "{found:?}");
         let mut other = right.clone();
         other["ids"][7][0] = json!(299);
         assert!(questions.compare(&other).unwrap_err().contains("it makes other tokens of"));
+        other = right.clone();
+        other["around"] = json!([299]);
+        assert!(questions.compare(&other).unwrap_err().contains("it puts other tokens around a text: [299]"));
         other = right.clone();
         let first = other["logits"][0][0][3].as_f64().unwrap();
         other["logits"][0][0][3] = json!(first + 10.0);

@@ -20,16 +20,23 @@ pub(super) fn of(gguf: &Gguf<&[u8]>) -> Found<String> {
     let mut json = match kind {
         "gpt2" => byte_level(gguf)?,
         "llama" => sentencepiece(gguf, &tokens)?,
+        "gemma4" => lines(gguf, &tokens)?,
+        "bert" => word_pieces(gguf, &tokens)?,
         other => {
             return Err(format!(
-                "the tokenizer is of the kind {} (tokenizer.ggml.model); supported are gpt2 and llama",
+                "the tokenizer is of the kind {} (tokenizer.ggml.model); supported are gpt2, llama, gemma4 and bert",
                 other.escape_debug()
             ));
         }
     };
     // Added tokens, too: one that the vocabulary lacks gets the next id and not its own.
     let all = tokens.with(&[NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE]);
-    json["model"]["vocab"] = all.map(|(id, text, _)| (text.to_owned(), json!(id))).collect();
+    json["model"]["vocab"] = all
+        .map(|(id, text, type_of)| {
+            let stored = if kind == "bert" { word_piece(text, type_of) } else { text.to_owned() };
+            (stored, json!(id))
+        })
+        .collect();
     let added = tokens.with(&[UNKNOWN, CONTROL, USER_DEFINED]).map(|(id, text, kind)| {
         json!({"id": id, "content": text, "special": kind != USER_DEFINED, "single_word": false, "lstrip": false,
                "rstrip": false, "normalized": false})
@@ -49,18 +56,64 @@ fn byte_level(gguf: &Gguf<&[u8]>) -> Found<Value> {
             pre.escape_debug()
         ));
     };
-    let merges: Vec<&str> = gguf.require("tokenizer.ggml.merges").map_err(shown)?;
-    let pairs: Option<Vec<Value>> =
-        merges.iter().map(|merge| merge.split_once(' ').map(|(left, right)| json!([left, right]))).collect();
-    let pairs = pairs.ok_or("a merge is not a pair of texts (tokenizer.ggml.merges)")?;
     Ok(json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": rule.normalizer(),
         "pre_tokenizer": rule.pre_tokenizer(),
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": rule.takes_whole,
-                  "merges": pairs},
+                  "merges": stored_merges(gguf)?},
     }))
+}
+
+/// The merges of the file.
+fn stored_merges(gguf: &Gguf<&[u8]>) -> Found<Vec<Value>> {
+    let merges: Vec<&str> = gguf.require("tokenizer.ggml.merges").map_err(shown)?;
+    let pairs: Option<Vec<Value>> =
+        merges.iter().map(|merge| merge.split_once(' ').map(|(left, right)| json!([left, right]))).collect();
+    Ok(pairs.ok_or("a merge is not a pair of texts (tokenizer.ggml.merges)")?)
+}
+
+/// A tokenizer of Gemma 4: merges join characters of a line, in which spaces are marks, and of a run of line ends.
+fn lines(gguf: &Gguf<&[u8]>, tokens: &Tokens<'_>) -> Found<Value> {
+    let unknown = tokens.with(&[UNKNOWN]).next().map(|(_, text, _)| text);
+    Ok(json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"[^\n]+|[\n]+"}, "behavior": "Isolated", "invert": false},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+        ]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+                  "merges": stored_merges(gguf)?},
+    }))
+}
+
+/// A tokenizer of BERT: words without case and accents, and of each the longest tokens from its beginning on.
+fn word_pieces(gguf: &Gguf<&[u8]>, tokens: &Tokens<'_>) -> Found<Value> {
+    let flag = |key: &str| gguf.get::<bool>(&format!("tokenizer.ggml.normalizer.{key}")).map_err(shown);
+    let unknown = tokens.special(gguf, "unknown_token_id")?.map(|(_, text)| text);
+    let unknown = unknown.ok_or("there is no token for unknown words (tokenizer.ggml.unknown_token_id)")?;
+    Ok(json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                       "strip_accents": flag("strip_accents")?.unwrap_or(true),
+                       "lowercase": flag("lowercase")?.unwrap_or(true)},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+        "model": {"type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": "##",
+                  "max_input_chars_per_word": 100},
+    }))
+}
+
+/// A token of BERT as its own files write it: llama.cpp marks those that begin words, and BERT those that go on with them.
+fn word_piece(text: &str, type_of: i32) -> String {
+    match text.strip_prefix('▁') {
+        Some(begins) => begins.to_owned(),
+        None if type_of == NORMAL && !(text.starts_with('[') && text.ends_with(']')) => format!("##{text}"),
+        None => text.to_owned(),
+    }
 }
 
 /// A tokenizer of SentencePiece: neighbours whose token scores highest are joined first.
@@ -125,7 +178,7 @@ fn merges(tokens: &Tokens<'_>, scores: &[f32]) -> Found<Vec<Value>> {
 fn template(gguf: &Gguf<&[u8]>, tokens: &Tokens<'_>) -> Found<Value> {
     let kind = gguf.require::<&str>("tokenizer.ggml.model").map_err(shown)?;
     // As llama.cpp has it where a file is silent.
-    let default = kind == "llama";
+    let default = matches!(kind, "llama" | "gemma4");
     let adds = |name: &str, default: bool| {
         let adds = gguf.get::<bool>(&format!("tokenizer.ggml.add_{name}_token")).map_err(shown)?;
         match adds.unwrap_or(default) {
@@ -133,7 +186,15 @@ fn template(gguf: &Gguf<&[u8]>, tokens: &Tokens<'_>) -> Found<Value> {
             false => Ok(None),
         }
     };
-    let (begin, end) = (adds("bos", default)?, adds("eos", false)?);
+    let (begin, end) = match kind {
+        "bert" => {
+            let begin = tokens.special(gguf, "cls_token_id")?;
+            // The key is spelled so, and the current name is read as well.
+            let end = tokens.special(gguf, "seperator_token_id")?;
+            (begin, if end.is_some() { end } else { tokens.special(gguf, "separator_token_id")? })
+        }
+        _ => (adds("bos", default)?, adds("eos", false)?),
+    };
     if begin.is_none() && end.is_none() {
         return Ok(match kind {
             "gpt2" => {
