@@ -35,7 +35,8 @@ fn rank(comm: Communicator, placements: Placements) -> [Answers; 2] {
         let prompt = |number: u64| Prompt { number, ids: (1..3 + 2 * number as u32).collect() };
         let prompts: Vec<Prompt> = (0..5).filter(|number| number % world == own).map(prompt).collect();
         let sampling = Sampling { temperature: 1.0, seed: 3, ..Sampling::GREEDY };
-        let options = GenerateOptions { sampling, max_new_tokens: 8, stop_ids: vec![5, 11, 17] };
+        let options =
+            GenerateOptions { sampling, max_new_tokens: 8, stop_ids: vec![5, 11, 17], ..Default::default() };
         let found = Unrecorded::generate(&model, &accelerator, &prompts, &options, 2).unwrap();
         prompts.iter().zip(found).map(|(prompt, answer)| (prompt.number, answer.output)).collect()
     };

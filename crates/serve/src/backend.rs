@@ -132,6 +132,10 @@ pub struct Numbers {
     pub n_waiting: usize,
     /// How much of the cache of keys and values is in use, from 0 to 1.
     pub cache_usage: f64,
+    /// Tokens that were guessed ahead of the model.
+    pub n_draft_tokens: u64,
+    /// Guesses that were right.
+    pub n_accepted_tokens: u64,
 }
 
 /// Why a backend does not do what it was asked for.

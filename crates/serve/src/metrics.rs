@@ -75,7 +75,7 @@ impl Metrics {
         let cached = count(&self.n_cached_tokens);
         let predicted = count(&self.n_predicted_tokens);
         let rate = |n: f64, seconds: f64| if seconds > 0.0 { n / seconds } else { 0.0 };
-        let rows: [(&str, &str, &str, f64); 14] = [
+        let rows: [(&str, &str, &str, f64); 16] = [
             ("prompt_tokens_total", "counter", "Tokens of prompts.", prompt),
             (
                 "prompt_tokens_cached_total",
@@ -129,6 +129,18 @@ impl Metrics {
                 "gauge",
                 "The part of the cache of keys and values that is in use.",
                 numbers.cache_usage,
+            ),
+            (
+                "spec_decode_num_draft_tokens_total",
+                "counter",
+                "Tokens that were guessed ahead of the model.",
+                numbers.n_draft_tokens as f64,
+            ),
+            (
+                "spec_decode_num_accepted_tokens_total",
+                "counter",
+                "Guessed tokens that were right.",
+                numbers.n_accepted_tokens as f64,
             ),
         ];
         let mut text = String::new();

@@ -8,6 +8,7 @@ use std::time::Instant;
 use clap::Args;
 use oarlock::adapters::stop_ids;
 use oarlock::data::{self, ChatTemplate, Tokenizer};
+use oarlock::generate::engine::Limits;
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling, Stop};
 use oarlock::model::hf::{generation_note, generation_stops};
 use oarlock::{Error, Result, config};
@@ -40,6 +41,9 @@ struct ModelArgs {
     /// The same seed gives the same text
     #[arg(long, default_value_t = 42)]
     seed: u64,
+    /// The most tokens that are guessed at a time, where the text repeats itself; 0 guesses none. The text stays the same
+    #[arg(long, value_name = "N", default_value_t = Limits::DEFAULT_SPECULATIVE_TOKENS)]
+    speculative_tokens: usize,
 }
 
 #[derive(Args)]
@@ -87,6 +91,7 @@ fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
         },
         max_new_tokens: args.max_new_tokens,
         stop_ids,
+        speculative_tokens: args.speculative_tokens,
     };
     Ok((generator, tokenizer, options))
 }

@@ -9,7 +9,7 @@ use oarlock::adapters::{stop_ids, tokenizer_folder};
 use oarlock::config::ChatArgs;
 use oarlock::data::{Chat, ChatTemplate, Tokenizer};
 use oarlock::generate::Generator;
-use oarlock::generate::engine::Engine;
+use oarlock::generate::engine::{Engine, Limits};
 use oarlock_serve::{DEFAULT_HOST, DEFAULT_PORT, Options};
 
 use super::model::HowArgs;
@@ -62,6 +62,10 @@ pub(super) struct ServeArgs {
     /// The same of repetition_penalty
     #[arg(long)]
     repetition_penalty: Option<f32>,
+    /// The most tokens of an answer that are guessed at a time, where its text repeats itself; 0 guesses none. Answers
+    /// stay the same
+    #[arg(long, value_name = "N", default_value_t = Limits::DEFAULT_SPECULATIVE_TOKENS)]
+    speculative_tokens: usize,
     /// The address to listen at; the default is reached from this machine alone
     #[arg(long, default_value_t = IpAddr::V4(DEFAULT_HOST))]
     host: IpAddr,
@@ -108,7 +112,7 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     }
     let paths: Vec<PathBuf> = adapters.iter().map(|(_, path)| path.clone()).collect();
     let (generator, tokenizer, numbers) = args.how.load_with(&model, &args.merge, &paths)?;
-    let engine = Arc::new(serving::start(generator)?);
+    let engine = Arc::new(serving::start(generator, args.speculative_tokens)?);
     let mut models =
         vec![served(args, (&name, None), engine.clone(), None, tokenizer, (&model, &args.merge))?];
     for ((adapter, path), number) in adapters.into_iter().zip(numbers) {
@@ -120,7 +124,7 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
                     "note: the adapter {adapter} is a merged copy of the model, and takes its memory\n"
                 ));
                 let (generator, tokenizer) = args.how.load(&model, &adapters)?;
-                (Arc::new(serving::start(generator)?), tokenizer)
+                (Arc::new(serving::start(generator, args.speculative_tokens)?), tokenizer)
             }
         };
         let of = (adapter, Some(&name[..]));

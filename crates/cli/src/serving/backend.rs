@@ -125,11 +125,14 @@ impl Backend for Models {
         let engines = (0..self.0.len()).filter(is_first);
         let all: Vec<Metrics> = engines.map(|at| self.0[at].engine.metrics()).collect();
         let sum = |of: fn(&Metrics) -> usize| all.iter().map(of).sum::<usize>();
+        let count = |of: fn(&Metrics) -> u64| all.iter().map(of).sum::<u64>();
         let most = sum(|metrics| metrics.max_cache_bytes).max(1);
         Numbers {
             n_running: sum(|metrics| metrics.n_running),
             n_waiting: sum(|metrics| metrics.n_waiting),
             cache_usage: sum(|metrics| metrics.cache_bytes) as f64 / most as f64,
+            n_draft_tokens: count(|metrics| metrics.n_draft_tokens),
+            n_accepted_tokens: count(|metrics| metrics.n_accepted_tokens),
         }
     }
 }

@@ -18,12 +18,12 @@ use crate::error::{Error, Result};
 const AT_ONCE: usize = 8;
 const QUEUE: usize = 256;
 
-/// The engine of a loaded model.
+/// The engine of a loaded model, which guesses so many tokens of an answer at most.
 ///
 /// # Errors
 /// No thread.
-pub fn start(generator: Generator) -> Result<Engine> {
-    let limits = Limits { at_once: AT_ONCE, queue: QUEUE, ..Limits::default() };
+pub fn start(generator: Generator, speculative_tokens: usize) -> Result<Engine> {
+    let limits = Limits { at_once: AT_ONCE, queue: QUEUE, speculative_tokens, ..Limits::default() };
     Ok(Engine::start(generator, limits)?)
 }
 

@@ -107,7 +107,13 @@ impl Model<'_> {
         let answers = vec![None; prompts.len()];
         let all = RefCell::new(Answers { answers, n_done: 0, error: None, on_answer });
         // Nobody waits for a token here: prompts are read as fast as places become free.
-        let limits = Limits { at_once, prompt_tokens: usize::MAX, prefix_bytes: 0, ..Limits::default() };
+        let limits = Limits {
+            at_once,
+            prompt_tokens: usize::MAX,
+            prefix_bytes: 0,
+            speculative_tokens: options.speculative_tokens,
+            ..Limits::default()
+        };
         let mut scheduler = Scheduler::new(*self, limits, Box::new(|| Duration::ZERO))?;
         for (index, prompt) in prompts.iter().enumerate() {
             let seed = options.sampling.seed ^ prompt.number.wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,5 +1,6 @@
 //! A model that generates text, what it is told, and what an answer is.
 
+use super::engine::Limits;
 use super::sampler::Sampling;
 use crate::data::Tokenizer;
 use crate::model::hf::{HfConfig, LoadedModel};
@@ -22,13 +23,21 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// The tokens that end an answer; they are not part of it.
     pub stop_ids: Vec<u32>,
+    /// The most tokens that are guessed at a time
+    /// ([`Limits::speculative_tokens`](super::engine::Limits::speculative_tokens)).
+    pub speculative_tokens: usize,
 }
 
 impl Default for GenerateOptions {
     /// At most 256 tokens, always the likeliest; no token ends an answer, so take those of
     /// [`Generator::stop_ids`](Generator::stop_ids).
     fn default() -> GenerateOptions {
-        GenerateOptions { sampling: Sampling::GREEDY, max_new_tokens: 256, stop_ids: Vec::new() }
+        GenerateOptions {
+            sampling: Sampling::GREEDY,
+            max_new_tokens: 256,
+            stop_ids: Vec::new(),
+            speculative_tokens: Limits::DEFAULT_SPECULATIVE_TOKENS,
+        }
     }
 }
 

@@ -14,10 +14,17 @@ const FIRST_BYTE: u32 = 2;
 const N_TOKENS: usize = 258;
 
 fn vocabulary() -> Vocabulary {
+    vocabulary_of(0, N_TOKENS)
+}
+
+/// So many tokens in all, those of bytes from this one on.
+pub(super) fn vocabulary_of(first: u8, n_tokens: usize) -> Vocabulary {
     let dir = tempfile::tempdir().unwrap();
     let mut vocab = serde_json::Map::new();
     ["<s>", "</s>"].iter().enumerate().for_each(|(id, token)| drop(vocab.insert((*token).into(), json!(id))));
-    (0..256).for_each(|byte| drop(vocab.insert(format!("<0x{byte:02X}>"), json!(byte + FIRST_BYTE))));
+    for (byte, id) in (u32::from(first)..256).zip(FIRST_BYTE..n_tokens as u32) {
+        vocab.insert(format!("<0x{byte:02X}>"), json!(id));
+    }
     let added = |id: u32, content: &str| json!({ "id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false });
     let space = json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " });
     let file = json!({
@@ -27,7 +34,7 @@ fn vocabulary() -> Vocabulary {
     });
     std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
     let tokenizer = Tokenizer::open(dir.path()).unwrap();
-    Vocabulary::new(&tokenizer, N_TOKENS, &[END, 9999]).unwrap()
+    Vocabulary::new(&tokenizer, n_tokens, &[END, 9999]).unwrap()
 }
 
 fn one(vocabulary: &Vocabulary, rule: Rule) -> Result<Grammar, String> {

@@ -51,7 +51,12 @@ impl Generator {
         on_token: impl FnMut(u32) -> Result<ControlFlow<()>>,
     ) -> Result<Generation<Vec<u32>>> {
         let (model, answer) = (self.as_model(), RefCell::new(None));
-        let limits = Limits { at_once: 1, prefix_bytes: 0, ..Limits::default() };
+        let limits = Limits {
+            at_once: 1,
+            prefix_bytes: 0,
+            speculative_tokens: options.speculative_tokens,
+            ..Limits::default()
+        };
         let mut scheduler = Scheduler::new(model, limits, Box::new(|| Duration::ZERO))?;
         let request = Request::with_options(prompt.to_vec(), options);
         let shown = Shown { on_token, ids: Vec::new(), wrong: Ok(()), answer: &answer };

@@ -27,7 +27,7 @@ fn next_logits(generator: &Generator, ids: &[u32], cache: &mut [LayerCache]) -> 
 }
 
 fn options(max_new_tokens: usize) -> GenerateOptions {
-    GenerateOptions { sampling: Sampling::GREEDY, max_new_tokens, stop_ids: Vec::new() }
+    GenerateOptions { max_new_tokens, ..GenerateOptions::default() }
 }
 
 fn go_on(_: u32) -> Result<ControlFlow<()>> {

@@ -14,7 +14,7 @@ use crate::model::{HfConfig, LayerCache, LoadedModel, load_for_inference, load_i
 const VOCAB: u64 = 50;
 
 /// A llama of two layers, whose matrices are of all kinds; those of the second layer are plain.
-fn write(folder: &Path, is_tied: bool) -> PathBuf {
+pub(crate) fn write(folder: &Path, is_tied: bool) -> PathBuf {
     write_in(folder, is_tied, |kind| kind)
 }
 
@@ -80,7 +80,7 @@ fn cpu() -> Device {
     Device::cpu(Isa::detect(), Par::threads(2).unwrap())
 }
 
-fn in_blocks(path: &Path, dtype: DType) -> LoadedModel {
+pub(crate) fn in_blocks(path: &Path, dtype: DType) -> LoadedModel {
     load_in_blocks(HfConfig::read(path).unwrap(), path, &cpu(), dtype, 64).unwrap().unwrap()
 }
 

@@ -5,7 +5,7 @@
 //! What Hugging Face's form cannot say is refused with the reason.
 
 #[cfg(test)]
-mod block_tests;
+pub(crate) mod block_tests;
 mod config;
 mod model_keys;
 pub(crate) mod names;

@@ -133,13 +133,13 @@ impl Block {
         self.mlp_norms.add(&h, self.mlp.down_proj.forward(&activated)?)
     }
 
-    /// As [`Block::forward_cached`], for one position of each of several sequences: x `[B, 1, E]` and a cache of each, or of the
-    /// first ones, where the rest only make the rows more.
+    /// As [`Block::forward_cached`], for the next positions of several sequences: x `[B, 1, E]` and a cache of each with how many
+    /// rows in a row are its. Rows behind those only make the rows more.
     pub(super) fn forward_cached_each(
         &self,
         x: &Tensor,
         ropes: &RopeTables,
-        caches: &mut [&mut LayerCache],
+        caches: &mut [(&mut LayerCache, usize)],
     ) -> Result<Tensor> {
         let normed = self.attention_norms.enter(x, self.mlp.dtype()?)?;
         let attended = self.self_attn.attend_cached_each(&normed, ropes, caches)?;
@@ -278,27 +278,41 @@ impl Attention {
         &self,
         x: &Tensor,
         ropes: &RopeTables,
-        caches: &mut [&mut LayerCache],
+        caches: &mut [(&mut LayerCache, usize)],
     ) -> Result<Tensor> {
         let (q, k, v) = self.heads(x)?;
         let options = self.options();
         let mut queries = Vec::with_capacity(caches.len());
-        for (index, cache) in caches.iter_mut().enumerate() {
-            let own = |x: &Tensor| ops::narrow(x, 0, index..index + 1);
-            let (rope, first) = (ropes.of_pass(cache, 1)?, cache.len());
-            cache.append(&ops::rope(&own(&k)?, &rope, first)?, &own(&v)?)?;
-            queries.push(ops::rope(&own(&q)?, &rope, first)?);
+        let mut end = 0;
+        for (cache, n) in caches.iter_mut() {
+            // Where the length of a text counts, each position is turned by that of then.
+            let together = if ropes.depend_on_length() { 1 } else { *n };
+            for begin in (end..end + *n).step_by(together.max(1)) {
+                let own = |x: &Tensor| {
+                    let own = ops::narrow(x, 0, begin..begin + together)?;
+                    let &[_, _, n_heads, head_dim] = own.sizes() else { return Ok(own) };
+                    own.reshape([1, together, n_heads, head_dim])
+                };
+                let (rope, first) = (ropes.of_pass(cache, together)?, cache.len());
+                cache.append(&ops::rope(&own(&k)?, &rope, first)?, &own(&v)?)?;
+                queries.push(ops::rope(&own(&q)?, &rope, first)?);
+            }
+            end += *n;
         }
-        let filled: Vec<(&Tensor, &Tensor, usize)> =
-            caches.iter().map(|cache| (cache.keys(), cache.values(), cache.len())).collect();
-        let attended = ops::attention_cached_each(&ops::concat(&queries, 0)?, &filled, &options)?;
+        let mut filled: Vec<(&Tensor, &Tensor, usize)> = Vec::with_capacity(end);
+        for (cache, n) in caches.iter() {
+            let seen = cache.len() - n + 1..=cache.len();
+            filled.extend(seen.map(|len| (cache.keys(), cache.values(), len)));
+        }
+        let queries = ops::concat(&queries, 1)?;
+        let &[_, n_queries, n_heads, head_dim] = queries.sizes() else { return Ok(queries) };
+        let queries = queries.reshape([n_queries, 1, n_heads, head_dim])?;
+        let attended = ops::attention_cached_each(&queries, &filled, &options)?;
         let n_rows = q.sizes().first().copied().unwrap_or(0);
-        match caches.len() == n_rows {
+        match end == n_rows {
             true => ops::merge_heads(&attended),
             // Rows without a sequence: whatever is in them.
-            false => {
-                ops::merge_heads(&ops::concat(&[attended, ops::narrow(&q, 0, caches.len()..n_rows)?], 0)?)
-            }
+            false => ops::merge_heads(&ops::concat(&[attended, ops::narrow(&q, 0, end..n_rows)?], 0)?),
         }
     }
 

@@ -275,7 +275,7 @@ impl Backend for Fake {
     fn numbers(&self) -> Numbers {
         let n_running = self.state.n_running();
         let n_waiting = self.state.n_sequences().saturating_sub(n_running);
-        Numbers { n_running, n_waiting, cache_usage: 0.25 }
+        Numbers { n_running, n_waiting, cache_usage: 0.25, n_draft_tokens: 30, n_accepted_tokens: 20 }
     }
 }
 

@@ -9,6 +9,7 @@ use super::lending::{Loan, pages};
 use super::prefixes::{PageNumber, Prefixes, Reading};
 use super::request::Checked;
 use super::sink::{Finished, Sink, Timings, Token};
+use super::speculation::Speculation;
 use super::told::Told;
 use crate::generate::constraint::{Constraint, TokenSet};
 use crate::generate::generator::{PREFILL_TOKENS, Stop};
@@ -63,6 +64,7 @@ pub(super) struct Draft<S> {
     told: Option<Told>,
     times: Times,
     pub(super) loan: Loan,
+    pub(super) speculation: Speculation,
     /// Set when nothing follows.
     pub(super) end: Option<End>,
 }
@@ -96,6 +98,7 @@ impl<S: Sink> Draft<S> {
             told,
             times: Times { submitted, begun: now, first: None },
             loan: Loan { held: pages(n_prompt), most },
+            speculation: Speculation::new(),
             end: is_over.then_some(End::Complete(Stop::MaxNewTokens)),
         };
         draft.cache.iter_mut().for_each(|layer| layer.expect_prompt(n_prompt));
@@ -173,10 +176,45 @@ impl<S: Sink> Draft<S> {
         Ok(())
     }
 
-    /// The last token, and the caches to pass it over.
-    pub(super) fn last_token(&mut self) -> (i32, &mut [LayerCache]) {
+    /// Guesses up to `most` tokens behind the last one: no more than its answer has room for, and none from which on all
+    /// positions are turned in another way.
+    pub(super) fn guess(&mut self, decoder: &Decoder, most: usize) {
+        let len = self.text.len();
+        let n_left =
+            (self.n_prompt.saturating_add(self.max_new_tokens)).min(self.longest).saturating_sub(len);
+        let mut most = most.min(n_left.saturating_sub(1));
+        while most > 0 && decoder.turns_anew(self.as_prompt, len + most) {
+            most -= 1;
+        }
+        self.speculation.guess(&self.text, most);
+    }
+
+    /// The last token and the guesses behind it, and the caches to pass them over.
+    pub(super) fn last_tokens(&mut self) -> (impl Iterator<Item = u32>, &mut [LayerCache]) {
         self.n_read = self.text.len();
-        (self.text.last().map_or(0, |&id| id as i32), &mut self.cache)
+        let last = self.text.last().copied().unwrap_or_default();
+        (std::iter::once(last).chain(self.speculation.guesses().iter().copied()), &mut self.cache)
+    }
+
+    /// How many tokens it passes: the last one and the guesses.
+    pub(super) fn n_passed(&self) -> usize {
+        1 + self.speculation.guesses().len()
+    }
+
+    /// Whether the logits behind the guess of this number hold, which they do behind the right ones.
+    pub(super) fn is_right(&self, guess: usize) -> bool {
+        self.end.is_none() && self.text.last() == self.speculation.guesses().get(guess)
+    }
+
+    /// Forgets the guesses, of which the first ones were right, and what was computed of the others.
+    pub(super) fn settle(&mut self, n_right: usize) {
+        if self.speculation.guesses().is_empty() {
+            return;
+        }
+        self.speculation.learn(n_right);
+        // Nothing was passed of the last token.
+        self.n_read = self.text.len().saturating_sub(1);
+        self.cache.iter_mut().for_each(|layer| layer.truncate(self.n_read));
     }
 
     /// Passes the next part of the prompt for a budget of tokens; how many tokens that were, and the logits behind them.

@@ -146,7 +146,14 @@ fn an_answer_is_the_same_alone_and_among_others_however_its_prompt_is_cut() {
             {
                 let cache_bytes = pages.map(|pages: usize| pages * page);
                 let prefix_bytes = 6 * page;
-                let limits = Limits { at_once, prompt_tokens, cache_bytes, queue: 0, prefix_bytes };
+                let limits = Limits {
+                    at_once,
+                    prompt_tokens,
+                    cache_bytes,
+                    queue: 0,
+                    prefix_bytes,
+                    speculative_tokens: prompt_tokens % 9,
+                };
                 let found = together(&generator, &numbers, limits, prompt_tokens as u64);
                 let expected = &expected[usize::from(at_once > 8)];
                 for (number, (found, expected)) in found.iter().zip(expected).enumerate() {

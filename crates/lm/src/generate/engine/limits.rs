@@ -1,5 +1,7 @@
 //! How much an engine takes on, and what it counts.
 
+use crate::model::Decoder;
+
 /// How much an engine takes on at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -16,13 +18,28 @@ pub struct Limits {
     pub cache_bytes: Option<usize>,
     /// The most bytes of keys and values that are kept of earlier prompts, beside those; 0 keeps none.
     pub prefix_bytes: usize,
+    /// The most tokens that are guessed of an answer in a pass; 0 guesses none. Fewer are guessed where guesses were wrong and
+    /// where many answers are written. The tokens of an answer are the same for any number. On a GPU nothing is guessed.
+    pub speculative_tokens: usize,
+}
+
+impl Limits {
+    /// With the last token of an answer, the guesses are as many rows as are summed as one is.
+    pub const DEFAULT_SPECULATIVE_TOKENS: usize = Decoder::FEW_ROWS - 1;
 }
 
 impl Default for Limits {
     /// Eight answers at a time, 64 requests that wait, 128 tokens of prompts a step, memory as the answers need it,
-    /// and 256 MiB of earlier prompts.
+    /// 256 MiB of earlier prompts, and up to seven guesses.
     fn default() -> Limits {
-        Limits { at_once: 8, queue: 64, prompt_tokens: 128, cache_bytes: None, prefix_bytes: 256 << 20 }
+        Limits {
+            at_once: 8,
+            queue: 64,
+            prompt_tokens: 128,
+            cache_bytes: None,
+            prefix_bytes: 256 << 20,
+            speculative_tokens: Limits::DEFAULT_SPECULATIVE_TOKENS,
+        }
     }
 }
 
@@ -35,6 +52,10 @@ pub struct Metrics {
     pub n_cached_tokens: u64,
     /// Tokens that were generated.
     pub n_generated_tokens: u64,
+    /// Tokens that were guessed.
+    pub n_draft_tokens: u64,
+    /// Guesses that were right.
+    pub n_accepted_tokens: u64,
     /// Answers that were completed.
     pub n_finished: u64,
     /// Answers that nobody wanted any more.

@@ -8,6 +8,10 @@
 //! A model may have adapters beside its weights ([`load_with_adapters_as`](crate::adapters::load_with_adapters_as)). Each request
 //! names one or none, and requests of all of them are answered together.
 //!
+//! Where a text goes on as it did before, the next tokens are guessed, and one pass computes the logits behind all of them
+//! (`Limits::speculative_tokens`). Each token is still chosen by the sampler of its request, so guesses change no bit. On GPUs,
+//! where sums of one row and of several differ, nothing is guessed.
+//!
 //! What prompts begin with alike is read once: the keys and values of earlier prompts are kept in pages of 64 positions.
 //!
 //! On a CPU an answer is a function of the model, its request and whether the engine has more than eight places, bit by bit:
@@ -25,6 +29,9 @@ mod prefixes;
 pub(super) mod request;
 pub(super) mod scheduler;
 pub(super) mod sink;
+mod speculation;
+#[cfg(test)]
+mod speculation_tests;
 #[cfg(test)]
 mod tests;
 mod told;

@@ -53,7 +53,7 @@ impl Request {
 
     /// A request with these options.
     pub(in crate::generate) fn with_options(ids: Vec<u32>, options: &GenerateOptions) -> Request {
-        let GenerateOptions { sampling, max_new_tokens, ref stop_ids } = *options;
+        let GenerateOptions { sampling, max_new_tokens, ref stop_ids, .. } = *options;
         Request { sampling, max_new_tokens, stop_ids: stop_ids.clone(), ..Request::new(ids) }
     }
 }

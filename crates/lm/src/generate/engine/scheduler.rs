@@ -13,6 +13,7 @@ use super::limits::{Limits, Metrics};
 use super::prefixes::Prefixes;
 use super::request::Checked;
 use super::sink::Sink;
+use super::speculation::{RowCost, share};
 use crate::generate::generator::PREFILL_TOKENS;
 use crate::generate::model::Model;
 use crate::model::{Decoder, LayerCache, for_rows};
@@ -177,8 +178,35 @@ impl<S: Sink> Scheduler<S> {
         if chosen.is_empty() {
             return Ok(false);
         }
+        self.guess(model, &chosen);
         goes_on(true).and_then(|_| self.pass(model, &chosen)).map_err(|error| self.failed(&chosen, error))?;
         Ok(true)
+    }
+
+    /// Guesses what some answers go on with.
+    fn guess(&mut self, model: Model<'_>, chosen: &[usize]) {
+        // On a GPU the sums of several rows are not those of one.
+        let most = if model.device.is_cuda() { 0 } else { self.limits.speculative_tokens };
+        if most == 0 {
+            return;
+        }
+        chosen.iter().for_each(|&index| self.drafts[index].guess(model.decoder, most));
+        let cost = match self.limits.at_once {
+            // Up to eight rows are summed as one is, and more are not.
+            ..=Decoder::FEW_ROWS => RowCost { n_free: 1, each: 0.2, most: Decoder::FEW_ROWS },
+            // Fewer rows than these are padded.
+            _ => RowCost { n_free: Decoder::FEW_ROWS + 1, each: 0.1, most: usize::MAX },
+        };
+        let of_pass = self.drafts.iter_mut().enumerate().filter(|(index, _)| chosen.contains(index));
+        share(of_pass.map(|(_, draft)| &mut draft.speculation), cost);
+        for &index in chosen {
+            let (n_positions, n) = (self.drafts[index].n_positions(), self.drafts[index].n_passed() - 1);
+            // Guesses take the pages that their answer will need, if nobody waits for them.
+            let fitting = (0..=n).rev().find(|n| self.lend(index, n_positions + n)).unwrap_or(0);
+            if fitting < n {
+                self.drafts[index].speculation.keep(fitting);
+            }
+        }
     }
 
     fn pass(&mut self, model: Model<'_>, chosen: &[usize]) -> Result<()> {
@@ -189,9 +217,15 @@ impl<S: Sink> Scheduler<S> {
                 drafts.push(draft);
             }
         }
-        let mut adapters: Vec<Option<usize>> = drafts.iter().map(|draft| draft.adapter).collect();
-        let (mut ids, mut caches): (Vec<i32>, Vec<&mut [LayerCache]>) =
-            drafts.iter_mut().map(|draft| draft.last_token()).unzip();
+        let (mut ids, mut adapters) = (Vec::new(), Vec::new());
+        let mut sequences: Vec<(&mut [LayerCache], usize)> = Vec::with_capacity(drafts.len());
+        for draft in &mut drafts {
+            let (n, adapter) = (draft.n_passed(), draft.adapter);
+            let (tokens, cache) = draft.last_tokens();
+            ids.extend(tokens.map(|id| id as i32));
+            adapters.resize(ids.len(), adapter);
+            sequences.push((cache, n));
+        }
         // A product of few rows has sums of another order. Where there may be more, there always are, so that the bits of an
         // answer do not depend on those beside it.
         if self.limits.at_once > Decoder::FEW_ROWS
@@ -202,8 +236,12 @@ impl<S: Sink> Scheduler<S> {
         }
         let ids = Tensor::from_slice(&ids, [ids.len(), 1], model.device)?;
         adapters.resize(ids.sizes()[0], None);
-        let logits = for_rows(&adapters, || model.decoder.next_logits_of_each(&ids, &mut caches))?;
-        self.metrics.n_generated_tokens += take_each(drafts.into_iter(), &logits, (self.clock)())?;
+        let logits = for_rows(&adapters, || model.decoder.logits_of_each(&ids, &mut sequences))?;
+        let n_draft = (drafts.iter().map(|draft| draft.n_passed()).sum::<usize>() - drafts.len()) as u64;
+        let (n_tokens, n_accepted) = take_each(drafts.into_iter(), &logits, (self.clock)())?;
+        self.metrics.n_generated_tokens += n_tokens;
+        self.metrics.n_draft_tokens += n_draft;
+        self.metrics.n_accepted_tokens += n_accepted;
         Ok(())
     }
 
@@ -248,7 +286,7 @@ impl<S: Sink> Scheduler<S> {
         self.metrics.n_prompt_tokens += n_read as u64;
         draft.leave_to(&mut self.prefixes, model.decoder)?;
         if !draft.is_reading() {
-            self.metrics.n_generated_tokens += take_each(std::iter::once(draft), &logits, (self.clock)())?;
+            self.metrics.n_generated_tokens += take_each(std::iter::once(draft), &logits, (self.clock)())?.0;
         }
         Ok(n_read)
     }
@@ -283,25 +321,36 @@ impl<S: Sink> Scheduler<S> {
     }
 }
 
-/// Lets each draft choose by its row of the logits; how many tokens that gives.
+/// Lets each draft choose by its rows of the logits: by the first one, and by that behind each guess as long as they are
+/// right. How many tokens that gives, and how many guesses were right.
 fn take_each<'r, S: Sink + 'r>(
     drafts: impl Iterator<Item = &'r mut Draft<S>>,
     logits: &Tensor,
     now: Duration,
-) -> Result<u64> {
+) -> Result<(u64, u64)> {
     let vocab_size = logits.shape().last();
     // The drafts change this copy into what they choose by; the tensor keeps the logits.
     let mut scores = logits.to_f32_vec()?;
-    let mut n_tokens = 0;
-    for (at, (scores, draft)) in scores.chunks_exact_mut(vocab_size).zip(drafts).enumerate() {
-        let raw = |id: u32| {
-            let mut logit = [0.0];
-            logits.read_f32(at * vocab_size + id as usize, &mut logit)?;
-            Ok(logit[0])
-        };
-        let before = draft.n_positions();
-        draft.take(scores, raw, now);
+    let (mut n_tokens, mut n_accepted, mut first) = (0, 0, 0);
+    for draft in drafts {
+        let (before, n_rows) = (draft.n_positions(), draft.n_passed());
+        let mut n_right = 0;
+        for (at, scores) in scores.chunks_exact_mut(vocab_size).enumerate().skip(first).take(n_rows) {
+            let raw = |id: u32| {
+                let mut logit = [0.0];
+                logits.read_f32(at * vocab_size + id as usize, &mut logit)?;
+                Ok(logit[0])
+            };
+            draft.take(scores, raw, now);
+            if !draft.is_right(n_right) {
+                break;
+            }
+            n_right += 1;
+        }
+        draft.settle(n_right);
+        first += n_rows;
+        n_accepted += n_right as u64;
         n_tokens += (draft.n_positions() - before) as u64;
     }
-    Ok(n_tokens)
+    Ok((n_tokens, n_accepted))
 }

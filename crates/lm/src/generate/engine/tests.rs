@@ -128,7 +128,7 @@ fn step(scheduler: &mut Scheduler<Arc<Seen>>, generator: &Generator) {
 fn answers_flow_while_a_long_prompt_is_read_in_parts() {
     let generator = generator("llama", DType::F32, 512);
     assert_eq!(generator.model().n_positions, 512);
-    let limits = Limits { prompt_tokens: 32, ..Limits::default() };
+    let limits = Limits { prompt_tokens: 32, speculative_tokens: 0, ..Limits::default() };
     let mut scheduler = scheduler(&generator, limits);
     let short = add(&mut scheduler, &generator, request(4, 40));
     step(&mut scheduler, &generator);
@@ -154,7 +154,7 @@ fn answers_flow_while_a_long_prompt_is_read_in_parts() {
 #[test]
 fn no_short_prompt_waits_for_a_long_one_and_none_for_ever() {
     let generator = generator("llama", DType::F32, 512);
-    let limits = Limits { prompt_tokens: 64, prefix_bytes: 0, ..Limits::default() };
+    let limits = Limits { prompt_tokens: 64, prefix_bytes: 0, speculative_tokens: 0, ..Limits::default() };
     let mut scheduler = scheduler(&generator, limits);
     // While this one is written, the budget holds.
     let writing = add(&mut scheduler, &generator, request(4, 100));
@@ -364,6 +364,7 @@ fn an_engine_answers_as_the_generator() {
                 sampling: sampling(seed),
                 max_new_tokens: 12,
                 stop_ids: vec![9],
+                ..Default::default()
             };
             let expected = generator.generate(&ids, &options, |_| Ok(ControlFlow::Continue(()))).unwrap();
             (Request::with_options(ids, &options), expected.output)

@@ -71,6 +71,7 @@ impl Raft {
             },
             max_new_tokens: sampling.max_new_tokens,
             stop_ids: answering.stop_ids.clone(),
+            ..GenerateOptions::default()
         };
         // The number of a prompt is its place in the order of the run, whichever rank answers it.
         let prompts = asked.iter().flatten().flat_map(|asked| {

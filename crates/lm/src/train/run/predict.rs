@@ -196,7 +196,7 @@ impl PredictedRow {
 fn options(args: &PredictArgs, stop_ids: Vec<u32>, seed: u64) -> GenerateOptions {
     let &PredictArgs { temperature, top_k, top_p, repetition_penalty, max_new_tokens, .. } = args;
     let sampling = Sampling { temperature, top_k, top_p, repetition_penalty, seed, ..Sampling::GREEDY };
-    GenerateOptions { sampling, max_new_tokens, stop_ids }
+    GenerateOptions { sampling, max_new_tokens, stop_ids, ..GenerateOptions::default() }
 }
 
 /// Writes the rows into the folder of the run.
