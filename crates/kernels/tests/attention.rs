@@ -1,8 +1,9 @@
 //! Attention against the f64 reference: shapes, documents, caches, instruction sets, threads, errors.
 
 use oarlock_kernels::attention::{
-    AttentionShape, BlockMask, CachedSequence, attention_backward, attention_backward_scratch_bytes,
-    attention_forward, attention_forward_scratch_bytes, attention_of_each,
+    AttentionShape, BlockMask, CachedSequence, PAGE_ROWS, attention_backward,
+    attention_backward_scratch_bytes, attention_forward, attention_forward_scratch_bytes,
+    attention_of_cached, attention_of_each,
 };
 use oarlock_kernels::{Cpu, DType, Isa, Par, Result, bf16, f16};
 use oarlock_reference::attention::{Keeps, Operands, Shape};
@@ -323,12 +324,13 @@ fn of_each<T: Element>(cpu: &Cpu, options: AttentionShape, blocks: Option<&Block
     let (n, row) = (LENGTHS.len(), n_heads * head_dim);
     let q: Vec<T> = scaled(99, n * row, 2.0, 0.0);
     let shape = AttentionShape { batch: n, q_len: 1, kv_len: 130, kv_capacity: 133, ..options };
-    let filled = caches.iter().zip(LENGTHS);
-    let filled: Vec<CachedSequence<T>> = filled.map(|([k, v], len)| CachedSequence { k, v, len }).collect();
+    let whole: Vec<[[&[T]; 1]; 2]> = caches.iter().map(|[k, v]| [[&k[..]], [&v[..]]]).collect();
+    let filled: Vec<CachedSequence<T>> =
+        whole.iter().zip(LENGTHS).map(|([k, v], len)| CachedSequence { k, v, len }).collect();
     let (mut o, mut lse) = (vec![T::from_f32(1.0); n * row], vec![1.0; n * n_heads]);
     let mut scratch = vec![0xff; attention_forward_scratch_bytes(cpu, &shape, T::DTYPE)];
     attention_of_each(cpu, &shape, &q, &filled, blocks, &mut o, &mut lse, &mut scratch).unwrap();
-    for (index, CachedSequence { k, v, len }) in filled.into_iter().enumerate() {
+    for (index, ([k, v], len)) in caches.iter().zip(LENGTHS).enumerate() {
         let shape = AttentionShape { batch: 1, kv_len: len, kv_capacity: len + index, ..shape };
         let (mut own_o, mut own_lse) = (vec![T::from_f32(1.0); row], vec![1.0; n_heads]);
         let q = &q[index * row..][..row];
@@ -357,13 +359,112 @@ fn sequences_of_different_lengths_have_the_bits_of_each_alone() {
     }
 }
 
+/// The pages of what is `n` rows long, with other numbers behind its last row.
+fn pages<T: Element>(data: &[T], row: usize, n: usize) -> Vec<Vec<T>> {
+    let page = |page: &[T]| {
+        let mut page = page.to_vec();
+        page.resize(PAGE_ROWS * row, T::from_f32(7.0));
+        page
+    };
+    data[..n * row].chunks(PAGE_ROWS * row).map(page).collect()
+}
+
+/// A pass with outputs, log-sum-exps and scratch.
+type Pass<'a, T> = dyn Fn(&AttentionShape, &mut [T], &mut [f32], &mut [u8]) + 'a;
+
+/// What the last `q_len` positions of a sequence see of it, whole and in pages, alone and beside another.
+fn in_pages<T: Element>(cpu: &Cpu, options: AttentionShape, blocks: Option<&BlockMask>) {
+    let AttentionShape { q_len, kv_len, n_heads, n_kv_heads, head_dim, .. } = options;
+    let (row, q_row) = (n_kv_heads * head_dim, n_heads * head_dim);
+    let [k, v] = [1, 2].map(|seed| scaled::<T>(seed, kv_len * row, 0.5, 0.0));
+    let q: Vec<T> = scaled(3, q_len * q_row, 2.0, 0.0);
+    let run = |f: &Pass<'_, T>, batch: usize| {
+        let shape = AttentionShape { batch, kv_capacity: kv_len, ..options };
+        let n = batch * q_len;
+        let (mut o, mut lse) = (vec![T::from_f32(1.0); n * q_row], vec![1.0; n * n_heads]);
+        let mut scratch = vec![0xff; attention_forward_scratch_bytes(cpu, &shape, T::DTYPE)];
+        f(&shape, &mut o, &mut lse, &mut scratch);
+        (o, lse)
+    };
+    let whole = run(
+        &|shape, o, lse, scratch| {
+            attention_forward(cpu, shape, &q, &k, &v, None, blocks, o, lse, scratch).unwrap();
+        },
+        1,
+    );
+    let paged = [&k, &v].map(|x| pages(x, row, kv_len));
+    let [k, v] = paged.each_ref().map(|pages| pages.iter().map(|page| &page[..]).collect::<Vec<&[T]>>());
+    let cache = CachedSequence { k: &k, v: &v, len: kv_len };
+    let found = run(
+        &|shape, o, lse, scratch| {
+            attention_of_cached(cpu, shape, &q, &cache, blocks, o, lse, scratch).unwrap();
+        },
+        1,
+    );
+    let what = format!("{options:?}, {}, {}", T::DTYPE, cpu.isa.path());
+    assert!(found == whole, "{what}");
+    if q_len == 1 {
+        let both = run(
+            &|shape, o, lse, scratch| {
+                let q = [&q[..], &q[..]].concat();
+                attention_of_each(cpu, shape, &q, &[cache, cache], blocks, o, lse, scratch).unwrap();
+            },
+            2,
+        );
+        assert!(both.0[..q_row] == whole.0 && both.0[q_row..] == whole.0, "{what}");
+    }
+}
+
+#[test]
+fn keys_and_values_in_pages_give_the_bits_of_whole_ones() {
+    let blocks = BlockMask::new(16, 20, 4, |head, row, column| (row + column + head) % 3 != 1).unwrap();
+    for isa in Isa::available() {
+        for threads in [1, 2, 7] {
+            let cpu = Cpu { isa, par: Par::threads(threads).unwrap() };
+            for (q_len, kv_len) in
+                [(1, 1), (1, 64), (1, 65), (1, 300), (5, 131), (40, 40), (33, 190), (70, 257)]
+            {
+                let plain = shape(1, q_len, kv_len, (4, 2), 24);
+                let windowed = AttentionShape { window: Some(70), logit_cap: Some(1.5), ..plain };
+                for options in [plain, windowed] {
+                    in_pages::<f32>(&cpu, options, None);
+                    in_pages::<bf16>(&cpu, options, None);
+                    in_pages::<f16>(&cpu, options, None);
+                }
+                in_pages::<f32>(&cpu, plain, Some(&blocks));
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_of_other_sizes_are_errors() {
+    let cpu = cpus().remove(0);
+    let plain = shape(1, 1, 65, (2, 1), 8);
+    let data = vec![0f32; PAGE_ROWS * 8];
+    let run = |pages: &[&[f32]], batch: usize| {
+        let shape = AttentionShape { batch, ..plain };
+        let cache = CachedSequence { k: pages, v: pages, len: 65 };
+        let (mut o, mut lse) = ([0.0; 16], [0.0; 2]);
+        let mut scratch = vec![0; attention_forward_scratch_bytes(&cpu, &shape, DType::F32)];
+        attention_of_cached(&cpu, &shape, &data[..16], &cache, None, &mut o, &mut lse, &mut scratch)
+    };
+    run(&[&data, &data], 1).unwrap();
+    let message = |result: Result<()>| result.unwrap_err().to_string();
+    assert!(message(run(&[&data, &data[..8]], 1)).contains("512 elements of a page of k, got 8"));
+    assert!(message(run(&[&data], 1)).contains("kv_capacity"));
+    assert!(message(run(&[], 1)).contains("kv_capacity"));
+    assert!(message(run(&[&data, &data], 2)).contains("one sequence in a cache"));
+}
+
 #[test]
 fn sequences_that_do_not_fit_are_errors() {
     let cpu = cpus().remove(0);
     let good = shape(2, 1, 9, (2, 1), 8);
     let (q, k) = (vec![0f32; 32], vec![0f32; 72]);
     let run = |shape: AttentionShape, q: &[f32], lens: &[usize]| {
-        let caches: Vec<_> = lens.iter().map(|&len| CachedSequence { k: &k[..], v: &k[..], len }).collect();
+        let pages = [&k[..]];
+        let caches: Vec<_> = lens.iter().map(|&len| CachedSequence { k: &pages, v: &pages, len }).collect();
         let (mut o, mut lse) = (q.to_vec(), vec![0.0; 4]);
         let mut scratch = vec![0; attention_forward_scratch_bytes(&cpu, &shape, DType::F32)];
         attention_of_each(&cpu, &shape, q, &caches, None, &mut o, &mut lse, &mut scratch)

@@ -191,13 +191,10 @@ impl<T: Float> Task for Backward<'_, T> {
         };
         for task in self.tasks {
             let (b, kv_head) = (task / shape.n_kv_heads, task % shape.n_kv_heads);
-            let keys = |x| {
-                let x = super::sequence(x, b, shape.batch);
-                HeadRows::new(x, shape.kv_len, kv_head, shape.n_kv_heads, shape.head_dim)
-            };
-            pack::rows::<T, K>(keys(self.inputs.k), packed.units, buffers.k_rows);
-            pack::rows::<T, K>(keys(self.inputs.v), packed.units, buffers.v_rows);
-            pack::panels::<T, K>(keys(self.inputs.k), packed.keys / packed.pair, buffers.k_panels);
+            let [k, v] = [self.inputs.k, self.inputs.v].map(|x| x.head(shape, b, kv_head));
+            pack::rows::<T, K>(k, packed.units, buffers.k_rows);
+            pack::rows::<T, K>(v, packed.units, buffers.v_rows);
+            pack::panels::<T, K>(k, packed.keys / packed.pair, buffers.k_panels);
             buffers.dk.fill(0.0);
             buffers.dv.fill(0.0);
             for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {

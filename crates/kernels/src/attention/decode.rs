@@ -148,11 +148,7 @@ unsafe fn group<T: Float, K: Kernel>(
     kv_head: usize,
 ) {
     let (shape, cols, scale) = (inputs.shape, packed.cols, inputs.shape.score_scale());
-    let keys = |x| {
-        let x = super::sequence(x, b, shape.batch);
-        HeadRows::new(x, shape.kv_len, kv_head, shape.n_kv_heads, shape.head_dim)
-    };
-    let (k, v) = (keys(inputs.k), keys(inputs.v));
+    let (k, v) = (inputs.k.head(shape, b, kv_head), inputs.v.head(shape, b, kv_head));
     let head_and_query = |r: usize| (kv_head * shape.group() + r / shape.q_len, r % shape.q_len);
     let (mut first, mut end) = (shape.kv_len, 0);
     for (r, query) in buffers.queries.iter_mut().enumerate() {

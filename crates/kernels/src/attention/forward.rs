@@ -155,12 +155,9 @@ impl<T: Float> Task for Forward<'_, T> {
         };
         for task in self.tasks {
             let (b, kv_head) = (task / shape.n_kv_heads, task % shape.n_kv_heads);
-            let keys = |x| {
-                let x = super::sequence(x, b, shape.batch);
-                HeadRows::new(x, shape.kv_len, kv_head, shape.n_kv_heads, shape.head_dim)
-            };
-            pack::rows::<T, K>(keys(self.inputs.k), packed.units, buffers.k_rows);
-            pack::panels::<T, K>(keys(self.inputs.v), packed.keys / packed.pair, buffers.v_panels);
+            let [k, v] = [self.inputs.k, self.inputs.v].map(|x| x.head(shape, b, kv_head));
+            pack::rows::<T, K>(k, packed.units, buffers.k_rows);
+            pack::panels::<T, K>(v, packed.keys / packed.pair, buffers.v_panels);
             for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
                 for q0 in (0..shape.q_len).step_by(COLS) {
                     // SAFETY: the caller's contract is passed on; this task owns the rows of its heads.

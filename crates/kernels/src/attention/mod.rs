@@ -179,20 +179,70 @@ instances! {
         lse: &mut [f32],
         scratch: &mut [u8],
     ) -> Result<()> {
+        let [k, v] = [k, v].map(Stored::Whole);
         let (inputs, outputs) = (Inputs { shape, q, k, v, doc_start, blocks }, forward::Results { o, lse });
         forward::forward(cpu, inputs, outputs, scratch)
     }
 }
 
-/// Keys and values of one of several sequences, as a cache holds them: `[capacity, n_kv_heads, head_dim]` each.
+/// Rows of a page of keys or values.
+pub const PAGE_ROWS: usize = pack::PAGE;
+
+/// Keys and values of a sequence, as a cache holds them: in pages `[PAGE_ROWS, n_kv_heads, head_dim]`, or in a single one of any
+/// number of rows.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedSequence<'a, T> {
     /// The keys.
-    pub k: &'a [T],
-    /// The values.
-    pub v: &'a [T],
+    pub k: &'a [&'a [T]],
+    /// The values, in as many pages of the same sizes.
+    pub v: &'a [&'a [T]],
     /// The rows of them that are filled.
     pub len: usize,
+}
+
+impl<'a, T> CachedSequence<'a, T> {
+    /// The shape of a pass over this sequence alone.
+    fn shape(&self, of_all: &AttentionShape) -> AttentionShape {
+        let n_elems: usize = self.k.iter().map(|page| page.len()).sum();
+        let kv_capacity = n_elems / (of_all.n_kv_heads * of_all.head_dim).max(1);
+        AttentionShape { batch: 1, kv_len: self.len, kv_capacity, ..*of_all }
+    }
+
+    fn inputs<'i>(
+        &self,
+        shape: &'i AttentionShape,
+        q: &'i [T],
+        blocks: Option<&'i BlockMask>,
+    ) -> Inputs<'i, T>
+    where
+        'a: 'i,
+    {
+        Inputs { shape, q, k: Stored::Pages(self.k), v: Stored::Pages(self.v), doc_start: None, blocks }
+    }
+}
+
+instances! {
+    /// [`attention_forward`], causal, of the last positions of a sequence in a cache.
+    ///
+    /// # Errors
+    /// As [`attention_forward`], and more than one sequence.
+    pub fn attention_of_cached[T: Float](
+        cpu: &Cpu,
+        shape: &AttentionShape,
+        q: &[T],
+        cache: &CachedSequence<T>,
+        blocks: Option<&BlockMask>,
+        o: &mut [T],
+        lse: &mut [f32],
+        scratch: &mut [u8],
+    ) -> Result<()> {
+        if shape.batch != 1 {
+            let expected = "one sequence in a cache".to_owned();
+            return Err(Error::Shape { op: forward::OP, expected, got: format!("{shape:?}") });
+        }
+        let shape = cache.shape(shape);
+        forward::forward(cpu, cache.inputs(&shape, q, blocks), forward::Results { o, lse }, scratch)
+    }
 }
 
 instances! {
@@ -212,10 +262,7 @@ instances! {
         scratch: &mut [u8],
     ) -> Result<()> {
         let row = shape.n_heads * shape.head_dim;
-        let of = |cache: &CachedSequence<T>| {
-            let kv_capacity = cache.k.len() / (shape.n_kv_heads * shape.head_dim).max(1);
-            AttentionShape { batch: 1, kv_len: cache.len, kv_capacity, ..*shape }
-        };
+        let of = |cache: &CachedSequence<T>| cache.shape(shape);
         if shape.q_len != 1 || shape.batch != caches.len() || row == 0 {
             let expected = format!("one query of each of {} sequences", caches.len());
             return Err(Error::Shape { op: forward::OP, expected, got: format!("{shape:?}") });
@@ -224,7 +271,7 @@ instances! {
         let shapes: Vec<AttentionShape> = caches.iter().map(of).collect();
         let inputs = shapes.iter().zip(caches).zip(q.chunks_exact(row));
         let inputs: Vec<Inputs<T>> = inputs
-            .map(|((shape, cache), q)| Inputs { shape, q, k: cache.k, v: cache.v, doc_start: None, blocks })
+            .map(|((shape, cache), q)| cache.inputs(shape, q, blocks))
             .collect();
         forward::forward_of_each(cpu, shape, &inputs, forward::Results { o, lse }, scratch)
     }
@@ -252,6 +299,7 @@ instances! {
         dv: &mut [T],
         scratch: &mut [u8],
     ) -> Result<()> {
+        let [k, v] = [k, v].map(Stored::Whole);
         let inputs = Inputs { shape, q, k, v, doc_start, blocks };
         let (saved, outputs) = (backward::Saved { o, lse, d_o }, backward::Results { dq, dk, dv });
         backward::backward(cpu, inputs, saved, outputs, scratch)
@@ -262,15 +310,52 @@ instances! {
 struct Inputs<'a, T> {
     shape: &'a AttentionShape,
     q: &'a [T],
-    k: &'a [T],
-    v: &'a [T],
+    k: Stored<'a, T>,
+    v: Stored<'a, T>,
     doc_start: Option<&'a [i32]>,
     blocks: Option<&'a BlockMask>,
+}
+
+/// Keys or values of all sequences, one after another, or of one sequence in pages.
+#[derive(Clone, Copy)]
+enum Stored<'a, T> {
+    Whole(&'a [T]),
+    Pages(&'a [&'a [T]]),
+}
+
+impl<'a, T> Stored<'a, T> {
+    fn len(&self) -> usize {
+        match self {
+            Stored::Whole(data) => data.len(),
+            Stored::Pages(pages) => pages.iter().map(|page| page.len()).sum(),
+        }
+    }
+
+    /// The rows of a head of sequence `b`.
+    #[inline(always)]
+    fn head(&self, shape: &AttentionShape, b: usize, kv_head: usize) -> pack::HeadRows<'a, T> {
+        let (n, heads, head_dim) = (shape.kv_len, shape.n_kv_heads, shape.head_dim);
+        match *self {
+            Stored::Whole(data) => {
+                pack::HeadRows::new(sequence(data, b, shape.batch), n, kv_head, heads, head_dim)
+            }
+            Stored::Pages(pages) => pack::HeadRows::in_pages(pages, n, kv_head, heads, head_dim),
+        }
+    }
+
+    /// Pages are all of one size, unless there is a single one.
+    fn check(&self, op: &'static str, what: &'static str, shape: &AttentionShape) -> Result<()> {
+        let Stored::Pages(pages @ [_, _, ..]) = self else { return Ok(()) };
+        let n = PAGE_ROWS * shape.n_kv_heads * shape.head_dim;
+        pages.iter().try_for_each(|page| len(op, what, n, page.len()))
+    }
 }
 
 impl<T: Float> Inputs<'_, T> {
     fn check(&self, op: &'static str) -> Result<()> {
         self.shape.check(op, self.q.len(), self.k.len(), self.v.len(), self.doc_start)?;
+        self.k.check(op, "a page of k", self.shape)?;
+        self.v.check(op, "a page of v", self.shape)?;
         self.blocks.map_or(Ok(()), |mask| mask.check(op, self.shape))
     }
 

@@ -5,31 +5,59 @@ use bytemuck::cast_slice;
 use super::tile::{COLS, Kernel, LANES};
 use crate::dtype::Float;
 
-/// One head of a [sequence, heads, head_dim] tensor: `n` rows, `stride` elements apart.
+/// Rows of a page of a cache.
+pub(super) const PAGE: usize = 64;
+
+/// One head of a [sequence, heads, head_dim] tensor: `n` rows from `first` on, `stride` elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct HeadRows<'a, T> {
-    data: &'a [T],
+    /// All rows, unless they lie in pages.
+    whole: &'a [T],
+    /// Each of [`PAGE`] rows.
+    pages: &'a [&'a [T]],
+    /// Where the head begins in a row.
+    offset: usize,
     stride: usize,
     head_dim: usize,
+    first: usize,
     n: usize,
 }
 
 impl<'a, T> HeadRows<'a, T> {
     /// Rows of `head` in `data`, which starts at the sequence's first row; `heads` heads in all.
     pub(super) fn new(data: &'a [T], n: usize, head: usize, heads: usize, head_dim: usize) -> Self {
-        let data = if n == 0 { &[] } else { &data[head * head_dim..] };
-        HeadRows { data, stride: heads * head_dim, head_dim, n }
+        let (offset, stride) = (head * head_dim, heads * head_dim);
+        HeadRows { whole: data, pages: &[], offset, stride, head_dim, first: 0, n }
+    }
+
+    /// As [`HeadRows::new`], of rows that lie in pages. A single page may have any number of them.
+    pub(super) fn in_pages(
+        pages: &'a [&'a [T]],
+        n: usize,
+        head: usize,
+        heads: usize,
+        head_dim: usize,
+    ) -> Self {
+        match pages {
+            [whole] => HeadRows::new(whole, n, head, heads, head_dim),
+            _ => HeadRows { pages, ..HeadRows::new(&[], n, head, heads, head_dim) },
+        }
     }
 
     /// The rows `start .. start + n`.
     pub(super) fn skip(self, start: usize, n: usize) -> Self {
-        HeadRows { data: &self.data[start * self.stride..], n, ..self }
+        HeadRows { first: self.first + start, n, ..self }
     }
 
     /// A row.
     #[inline(always)]
     pub(super) fn row(&self, i: usize) -> &'a [T] {
-        &self.data[i * self.stride..][..self.head_dim]
+        let at = self.first + i;
+        let (rows, at) = match self.pages.get(at / PAGE) {
+            Some(page) => (*page, at % PAGE),
+            None => (self.whole, at),
+        };
+        &rows[at * self.stride + self.offset..][..self.head_dim]
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use oarlock_engine::nn::{Module, RmsNorm, Visitor, in_scope, is_trained};
 use oarlock_engine::parallel::sequence_parallel::SequenceParallel;
-use oarlock_tensor::ops::{self, Activation, AttentionOptions, BlockMask, Mask, QkvHeads, Rope};
+use oarlock_tensor::ops::{self, Activation, AttentionOptions, BlockMask, CachedKv, Mask, QkvHeads, Rope};
 use oarlock_tensor::{DType, Result, Tensor};
 
 use super::cache::LayerCache;
@@ -270,7 +270,7 @@ impl Attention {
         let (q, k, v) = self.project(x, rope, cache.len())?;
         cache.append(&k, &v)?;
         let options = self.options();
-        ops::merge_heads(&ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), &options)?)
+        ops::merge_heads(&ops::attention_in_pages(&q, &cache.filled(), &options)?)
     }
 
     /// The projections of all sequences together, the attention of each over its own cache.
@@ -282,33 +282,22 @@ impl Attention {
     ) -> Result<Tensor> {
         let (q, k, v) = self.heads(x)?;
         let options = self.options();
-        let mut queries = Vec::with_capacity(caches.len());
-        let mut end = 0;
-        for (cache, n) in caches.iter_mut() {
-            // Where the length of a text counts, each position is turned by that of then.
-            let together = if ropes.depend_on_length() { 1 } else { *n };
-            for begin in (end..end + *n).step_by(together.max(1)) {
-                let own = |x: &Tensor| {
-                    let own = ops::narrow(x, 0, begin..begin + together)?;
-                    let &[_, _, n_heads, head_dim] = own.sizes() else { return Ok(own) };
-                    own.reshape([1, together, n_heads, head_dim])
-                };
-                let (rope, first) = (ropes.of_pass(cache, together)?, cache.len());
-                cache.append(&ops::rope(&own(&k)?, &rope, first)?, &own(&v)?)?;
-                queries.push(ops::rope(&own(&q)?, &rope, first)?);
-            }
-            end += *n;
-        }
-        let mut filled: Vec<(&Tensor, &Tensor, usize)> = Vec::with_capacity(end);
+        let mut places = Vec::new();
         for (cache, n) in caches.iter() {
-            let seen = cache.len() - n + 1..=cache.len();
-            filled.extend(seen.map(|len| (cache.keys(), cache.values(), len)));
+            places.extend((cache.len()..cache.len() + n).map(|position| (position, cache.n_prompt())));
         }
-        let queries = ops::concat(&queries, 1)?;
-        let &[_, n_queries, n_heads, head_dim] = queries.sizes() else { return Ok(queries) };
-        let queries = queries.reshape([n_queries, 1, n_heads, head_dim])?;
-        let attended = ops::attention_cached_each(&queries, &filled, &options)?;
-        let n_rows = q.sizes().first().copied().unwrap_or(0);
+        let (end, n_rows) = (places.len(), q.sizes().first().copied().unwrap_or(0));
+        // Rows without a sequence may stand anywhere.
+        places.resize(n_rows.max(end), (0, 0));
+        let (q, k) = (ropes.turn_each(&q, &places)?, ropes.turn_each(&k, &places)?);
+        let mut first = 0;
+        for (cache, n) in caches.iter_mut() {
+            cache.append_rows(&k, &v, first, *n)?;
+            first += *n;
+        }
+        let filled: Vec<(CachedKv<'_>, usize)> =
+            caches.iter().map(|(cache, n)| (cache.filled(), *n)).collect();
+        let attended = ops::attention_cached_each(&ops::narrow(&q, 0, 0..end)?, &filled, &options)?;
         match end == n_rows {
             true => ops::merge_heads(&attended),
             // Rows without a sequence: whatever is in them.

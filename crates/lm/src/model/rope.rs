@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use oarlock_tensor::ops::{Mask, Rope};
+use oarlock_tensor::ops::{self, Mask, Rope};
 use oarlock_tensor::{Result, RopeScaling, Tensor};
 
 use super::cache::LayerCache;
@@ -124,6 +124,23 @@ impl RopeTables {
     pub(super) fn of_pass(&self, cache: &LayerCache, n: usize) -> Result<Arc<Rope>> {
         let end = cache.len() + n;
         self.of(cache.len()..end, end.max(cache.n_prompt()))
+    }
+
+    /// x `[B, 1, H, D]`, each row turned to its position in an answer to a prompt of so many tokens, as [`RopeTables::of_pass`]
+    /// says.
+    ///
+    /// # Errors
+    /// As [`RopeTables::of`], and other rows than positions.
+    pub(super) fn turn_each(&self, x: &Tensor, places: &[(usize, usize)]) -> Result<Tensor> {
+        if self.longer.is_none() {
+            let positions: Vec<usize> = places.iter().map(|(position, _)| *position).collect();
+            return ops::rope_each(x, &self.table, &positions);
+        }
+        let each = places.iter().enumerate().map(|(row, &(position, n_prompt))| {
+            let table = self.of(position..position + 1, n_prompt.max(position + 1))?;
+            ops::rope(&ops::narrow(x, 0, row..row + 1)?, &table, position)
+        });
+        ops::concat(&each.collect::<Result<Vec<_>>>()?, 0)
     }
 
     /// How the positions of a text of this length are turned, beside what other layers add to it.

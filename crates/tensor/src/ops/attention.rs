@@ -97,57 +97,147 @@ pub fn attention_cached(
     Ok(forward(q, k, v, &Mask::Causal, &shape, options.blocks.as_ref())?.0)
 }
 
-/// As [`attention_cached`] for one query of each of several sequences: q `[B, 1, H, D]`, and for each sequence the caches
-/// `[1, capacity, G, D]` of its keys and values with how many rows are filled. On a CPU the bits are those of each sequence alone.
+/// Rows of a page of a key-value cache.
+pub const CACHE_PAGE: usize = kernel::PAGE_ROWS;
+
+/// Keys and values of one sequence as a cache holds them: pages `[1, CACHE_PAGE, G, D]`, or a single one of any number of rows.
+/// Those of a GPU are single ones, which its kernels read.
+#[derive(Clone, Debug)]
+pub struct CachedKv<'a> {
+    /// The pages of keys.
+    pub keys: Vec<&'a Tensor>,
+    /// As many of values.
+    pub values: Vec<&'a Tensor>,
+    /// The rows that are filled.
+    pub len: usize,
+}
+
+impl CachedKv<'_> {
+    /// The shape of the last positions `[1, S, H, D]` over the first `kv_len` rows, when all of it fits.
+    fn shape(&self, q: &Tensor, kv_len: usize, options: &AttentionOptions) -> Result<AttentionShape> {
+        let (Some(&k), Some(&v)) = (self.keys.first(), self.values.first()) else {
+            return Err(wrong_shape("attention", "pages of keys and values", q));
+        };
+        let is_paged = self.keys.len() > 1;
+        for page in self.keys.iter().chain(&self.values) {
+            check_device("attention", q, &[page])?;
+            check_dtype("attention", q, page)?;
+            if page.shape() != k.shape() || is_paged && page.sizes().get(1) != Some(&CACHE_PAGE) {
+                return Err(wrong_shape("attention", format!("pages of {CACHE_PAGE} rows, all alike"), page));
+            }
+        }
+        if self.keys.len() != self.values.len() {
+            return Err(wrong_shape("attention", "as many pages of values as of keys", v));
+        }
+        let capacity = k.sizes().get(1).copied().unwrap_or(0) * self.keys.len();
+        shape_with(q, k, (kv_len, capacity), v, &Mask::Causal, options)
+    }
+
+    /// The only page, where kernels read no others.
+    fn whole(&self) -> Result<(&Tensor, &Tensor)> {
+        match (&self.keys[..], &self.values[..]) {
+            ([k], [v]) => Ok((k, v)),
+            _ => Err(Error::Usage("attention: on a GPU keys and values lie in one piece".to_owned())),
+        }
+    }
+
+    fn read<T: Element>(&self, launch: &mut Launch<'_>) -> Result<[Vec<View<T>>; 2]> {
+        let mut views =
+            |pages: &[&Tensor]| pages.iter().map(|page| launch.read::<T>(page)).collect::<Result<Vec<_>>>();
+        Ok([views(&self.keys)?, views(&self.values)?])
+    }
+}
+
+/// As [`attention_cached`], over keys and values that are read in their pages, with the same bits.
 ///
 /// # Errors
-/// As [`attention_cached`], or another number of caches than of queries.
+/// As [`attention_cached`].
+pub fn attention_in_pages(q: &Tensor, cache: &CachedKv<'_>, options: &AttentionOptions) -> Result<Tensor> {
+    if q.device().is_cuda() {
+        let (k, v) = cache.whole()?;
+        return attention_cached(q, k, v, cache.len, options);
+    }
+    let shape = cache.shape(q, cache.len, options)?;
+    let (device, len, blocks) = (q.device(), cache.len, options.blocks.clone());
+    let mut o = Tensor::uninit(*q.shape(), q.dtype(), device, "activation")?;
+    let mut lse = Tensor::uninit([1, shape.n_heads, shape.q_len], DType::F32, device, "statistics")?;
+    let mut launch = device.launch("attention forward", 2 * product_flops(&shape, blocks.as_ref()), 0);
+    let scratch =
+        launch.scratch(kernel::attention_forward_scratch_bytes(device.host(), &shape, q.dtype()))?;
+    with_float!(q.dtype(), "attention", T => {
+        let (q, views) = (launch.read::<T>(q)?, cache.read::<T>(&mut launch)?);
+        let (o, lse) = (launch.write::<T>(&mut o)?, launch.write::<f32>(&mut lse)?);
+        launch.run(move |cpu| {
+            let [k, v] = views.each_ref().map(|pages| pages.iter().map(|page| page.slice(cpu)).collect::<Vec<&[T]>>());
+            kernel::attention_of_cached(
+                cpu, &shape, q.slice(cpu), &CachedSequence { k: &k, v: &v, len }, blocks.as_ref(), o.slice(cpu),
+                lse.slice(cpu), scratch.slice(cpu),
+            )
+        })
+    })?;
+    Ok(o)
+}
+
+/// The attention of single queries q `[B, 1, H, D]`, in this order: of each sequence its last positions, as many as its number
+/// says. Each sees the positions up to its own, and on a CPU its bits are those that it has alone.
+///
+/// # Errors
+/// As [`attention_in_pages`], or another number of queries than the sequences have together.
 pub fn attention_cached_each(
     q: &Tensor,
-    caches: &[(&Tensor, &Tensor, usize)],
+    caches: &[(CachedKv<'_>, usize)],
     options: &AttentionOptions,
 ) -> Result<Tensor> {
     let &[n, 1, n_heads, _] = q.sizes() else {
         return Err(wrong_shape("attention", "q of shape [B, 1, H, D]", q));
     };
-    let Some(&(longest, _, kv_len)) =
-        caches.iter().max_by_key(|(_, _, len)| len).filter(|_| caches.len() == n)
-    else {
-        return Err(wrong_shape("attention", format!("q of {} sequences, at least one", caches.len()), q));
-    };
+    let n_queries: usize = caches.iter().map(|(_, n)| *n).sum();
+    if n == 0 || n_queries != n || caches.iter().any(|(cache, n)| *n > cache.len) {
+        return Err(wrong_shape("attention", format!("q of {n_queries} positions, at least one"), q));
+    }
+    let lens = |(cache, n): &(CachedKv<'_>, usize)| cache.len + 1 - n..=cache.len;
     let own = |index: usize| narrow(q, 0, index..index + 1);
     if q.device().is_cuda() {
-        let each = caches.iter().enumerate();
-        let each = each.map(|(index, &(k, v, len))| attention_cached(&own(index)?, k, v, len, options));
-        return concat(&each.collect::<Result<Vec<_>>>()?, 0);
+        let mut each = Vec::with_capacity(n);
+        for of_sequence in caches {
+            let (k, v) = of_sequence.0.whole()?;
+            for len in lens(of_sequence) {
+                each.push(attention_cached(&own(each.len())?, k, v, len, options)?);
+            }
+        }
+        return concat(&each, 0);
     }
-    let first = own(0)?;
-    let mut flops = 0;
-    for &(k, v, len) in caches {
-        check_device("attention", q, &[k, v])?;
-        check_dtype("attention", q, k)?;
-        check_dtype("attention", q, v)?;
-        flops +=
-            2 * product_flops(&shape_of(&first, k, len, v, &Mask::Causal, options)?, options.blocks.as_ref());
+    let (first, blocks) = (own(0)?, options.blocks.clone());
+    let (mut flops, mut shape) = (0, None::<AttentionShape>);
+    for of_sequence in caches {
+        for len in lens(of_sequence) {
+            let own = of_sequence.0.shape(&first, len, options)?;
+            flops += 2 * product_flops(&own, blocks.as_ref());
+            if shape.is_none_or(|longest| own.kv_len > longest.kv_len) {
+                shape = Some(AttentionShape { batch: n, ..own });
+            }
+        }
     }
-    let shape =
-        AttentionShape { batch: n, ..shape_of(&first, longest, kv_len, longest, &Mask::Causal, options)? };
+    let Some(shape) = shape else { return Err(wrong_shape("attention", "at least one query", q)) };
     let mut o = Tensor::uninit(*q.shape(), q.dtype(), q.device(), "activation")?;
     let mut lse = Tensor::uninit([n, n_heads, 1], DType::F32, q.device(), "statistics")?;
     let mut launch = q.device().launch("attention forward", flops, 0);
     let bytes = kernel::attention_forward_scratch_bytes(q.device().host(), &shape, q.dtype());
     let scratch = launch.scratch(bytes)?;
-    let blocks = options.blocks.clone();
     with_float!(q.dtype(), "attention", T => {
         let q = launch.read::<T>(q)?;
-        let mut views = Vec::with_capacity(n);
-        for &(k, v, len) in caches {
-            views.push((launch.read::<T>(k)?, launch.read::<T>(v)?, len));
+        let mut views = Vec::with_capacity(caches.len());
+        for of_sequence in caches {
+            views.push((of_sequence.0.read::<T>(&mut launch)?, lens(of_sequence)));
         }
         let (o, lse) = (launch.write::<T>(&mut o)?, launch.write::<f32>(&mut lse)?);
         launch.run(move |cpu| {
-            let caches = views.into_iter().map(|(k, v, len)| CachedSequence { k: k.slice(cpu), v: v.slice(cpu), len });
-            let caches: Vec<CachedSequence<T>> = caches.collect();
+            let slices = |pages: &[View<T>]| pages.iter().map(|page| page.slice(cpu)).collect::<Vec<&[T]>>();
+            let pages: Vec<_> = views.iter().map(|([k, v], lens)| (slices(k), slices(v), lens.clone())).collect();
+            let mut caches: Vec<CachedSequence<T>> = Vec::with_capacity(n);
+            for (k, v, lens) in &pages {
+                caches.extend(lens.clone().map(|len| CachedSequence { k, v, len }));
+            }
             kernel::attention_of_each(
                 cpu, &shape, q.slice(cpu), &caches, blocks.as_ref(), o.slice(cpu), lse.slice(cpu), scratch.slice(cpu),
             )
@@ -164,10 +254,23 @@ fn shape_of(
     mask: &Mask,
     options: &AttentionOptions,
 ) -> Result<AttentionShape> {
+    let capacity = k.sizes().get(1).copied().unwrap_or(0);
+    shape_with(q, k, (kv_len, capacity), v, mask, options)
+}
+
+/// As [`shape_of`], with so many rows of storage, of which k and v may be a page.
+fn shape_with(
+    q: &Tensor,
+    k: &Tensor,
+    (kv_len, kv_capacity): (usize, usize),
+    v: &Tensor,
+    mask: &Mask,
+    options: &AttentionOptions,
+) -> Result<AttentionShape> {
     let &[batch, q_len, n_heads, head_dim] = q.sizes() else {
         return Err(wrong_shape("attention", "q of shape [B, S, H, D]", q));
     };
-    let &[kv_batch, kv_capacity, n_kv_heads, kv_dim] = k.sizes() else {
+    let &[kv_batch, _, n_kv_heads, kv_dim] = k.sizes() else {
         return Err(wrong_shape("attention", "k of shape [B, K, G, D]", k));
     };
     if v.shape() != k.shape() {

@@ -79,7 +79,10 @@ pub use pool::{
 };
 pub use row_loss::{RowLossOptions, RowLosses, row_losses};
 
-pub use attention::{AttentionOptions, BlockMask, Mask, attention, attention_cached, attention_cached_each};
+pub use attention::{
+    AttentionOptions, BlockMask, CACHE_PAGE, CachedKv, Mask, attention, attention_cached,
+    attention_cached_each, attention_in_pages,
+};
 pub use attention_fused::{QkvHeads, attention_fused};
 pub use binary::{add, div, floor_divide, maximum, minimum, mul, pow, remainder, sub};
 pub use cast::cast;
@@ -112,7 +115,7 @@ pub use reduce::{
     prod_all, prod_keepdim, sum, sum_all, sum_keepdim,
 };
 pub use residual::add_residual;
-pub use rope::{Rope, rope};
+pub use rope::{Rope, rope, rope_each};
 pub use select::{masked_fill, where_cond};
 pub use softmax::{log_softmax, softmax};
 pub use statistics::{

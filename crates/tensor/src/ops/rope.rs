@@ -10,6 +10,7 @@ use oarlock_kernels::{Cpu, Element, Float, Result};
 use crate::cuda::FormError;
 use crate::device::Device;
 use crate::launch::{Launch, View};
+use crate::ops::slice::{concat, narrow};
 use crate::ops::{with_float, wrong_shape};
 use crate::rope_table::{RopeScaling, RopeTable, inverse_frequencies};
 use crate::tape::{Backward, Function, Recorder};
@@ -225,6 +226,41 @@ fn turn(
             let y = y.slice(cpu);
             y.copy_from_slice(from.slice(cpu));
             turn.run(cpu, rotation, [heads, dim], y)
+        })
+    })?;
+    Ok(y)
+}
+
+/// x `[B, 1, H, D]`, each row at a position of its own → the same shape; not recorded.
+///
+/// # Errors
+/// As [`rope`], or another number of positions than of rows.
+pub fn rope_each(x: &Tensor, table: &Arc<Rope>, positions: &[usize]) -> Result<Tensor> {
+    let &[n, 1, heads, dim] = x.sizes() else { return Err(wrong_shape("rope", "[B, 1, H, D]", x)) };
+    if n != positions.len() || dim < table.rot_dim {
+        let rot_dim = table.rot_dim;
+        return Err(wrong_shape("rope", format!("{} rows, D of at least {rot_dim}", positions.len()), x));
+    }
+    if x.device().is_cuda() {
+        let each = positions.iter().enumerate();
+        let each = each.map(|(row, &position)| rope(&narrow(x, 0, row..row + 1)?, table, position));
+        return concat(&each.collect::<Result<Vec<_>>>()?, 0);
+    }
+    let places = positions.iter().map(|&position| table.offset_of(x, position));
+    let places = places.map(|place| Ok(i32::try_from(place?).unwrap_or(i32::MAX)));
+    let places: Vec<i32> = places.collect::<Result<_>>()?;
+    let end = places.iter().max().map_or(0, |last| last.saturating_add(1));
+    let angles = table.angles(end as usize, x.device())?;
+    let shape = RopeShape { heads, head_dim: dim, rot_dim: table.rot_dim, style: table.style };
+    let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
+    let mut launch = x.device().launch("rope forward", 0, 2 * x.len_bytes() as u64);
+    with_float!(x.dtype(), "rope", T => {
+        let (from, y) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?);
+        launch.run(move |cpu| {
+            let y = y.slice(cpu);
+            y.copy_from_slice(from.slice(cpu));
+            let RopeTable { cos, sin, .. } = &angles.table;
+            kernel::rope(cpu, shape, Rotation::Forward, Positions::Explicit(&places), (cos, sin), y)
         })
     })?;
     Ok(y)

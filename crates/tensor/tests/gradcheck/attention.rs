@@ -11,7 +11,7 @@ use oarlock_reference::formula::value;
 use oarlock_reference::rope::{Pairs, angle, rotated};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::rope::RopeStyle;
-use oarlock_tensor::ops::{self, AttentionOptions, BlockMask, Mask, Rope};
+use oarlock_tensor::ops::{self, AttentionOptions, BlockMask, CachedKv, Mask, Rope};
 use oarlock_tensor::{CudaLibraries, DType, Device, Par, Param, RopeScaling, Tensor};
 
 use crate::common::{Array, Case, Env, Node, array, assert_close, f64s, fakes, formula_case, tensor};
@@ -259,25 +259,87 @@ fn cached_attention_of_each_sequence_is_that_of_it_alone() {
             let of = |seed, sizes: &[usize]| tensor(&array(seed, sizes), dtype, &device);
             let q = of(1, &[3, 1, 4, 6]);
             let caches = [4, 9, 5].map(|n| (of(n as u64, &[1, n, 2, 6]), of(n as u64 + 20, &[1, n, 2, 6])));
-            let filled: Vec<(&Tensor, &Tensor, usize)> =
-                caches.iter().zip([4, 7, 1]).map(|((k, v), len)| (k, v, len)).collect();
+            let held = |k, v, len| CachedKv { keys: vec![k], values: vec![v], len };
+            let filled: Vec<(CachedKv<'_>, usize)> =
+                caches.iter().zip([4, 7, 1]).map(|((k, v), len)| (held(k, v, len), 1)).collect();
             let plain = AttentionOptions::new(0.5);
             let options = AttentionOptions { window: Some(3), logit_cap: Some(2.0), ..plain.clone() };
             for options in [plain.clone(), options] {
                 let together = f64s(&ops::attention_cached_each(&q, &filled, &options).unwrap());
-                let alone = filled.iter().enumerate().flat_map(|(index, &(k, v, len))| {
+                let alone = filled.iter().enumerate().flat_map(|(index, (cache, _))| {
                     let q = ops::narrow(&q, 0, index..index + 1).unwrap();
-                    f64s(&ops::attention_cached(&q, k, v, len, &options).unwrap())
+                    f64s(
+                        &ops::attention_cached(&q, cache.keys[0], cache.values[0], cache.len, &options)
+                            .unwrap(),
+                    )
                 });
                 assert_eq!(together, alone.collect::<Vec<_>>(), "{dtype}");
             }
-            let error = |filled: &[(&Tensor, &Tensor, usize)]| {
+            let error = |filled: &[(CachedKv<'_>, usize)]| {
                 ops::attention_cached_each(&q, filled, &plain).unwrap_err().to_string()
             };
-            assert!(error(&filled[..2]).contains("q of 2 sequences"), "{}", error(&filled[..2]));
-            let too_long = [filled[0], filled[1], (filled[2].0, filled[2].1, 6)];
+            assert!(error(&filled[..2]).contains("q of 2 positions"), "{}", error(&filled[..2]));
+            let mut too_long = filled.clone();
+            too_long[2].0.len = 6;
             assert!(error(&too_long).contains("k and v of shape [1, K, G, 6]"), "{}", error(&too_long));
         }
+    }
+}
+
+/// The last positions of a sequence in pages: together as a prompt, and each as a single query, beside another sequence.
+#[test]
+fn attention_reads_pages_where_they_lie() {
+    for device in [Device::cpu(Isa::detect(), Par::solo()), Device::strict(Isa::detect(), Par::solo())] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let of = |seed, sizes: &[usize]| tensor(&array(seed, sizes), dtype, &device);
+            let (len, options) = (150, AttentionOptions { window: Some(100), ..AttentionOptions::new(0.5) });
+            let (k, v) = (of(1, &[1, 192, 2, 6]), of(2, &[1, 192, 2, 6]));
+            let pages = |x: &Tensor| ops::split(x, 64usize, 1).unwrap();
+            let (keys, values) = (pages(&k), pages(&v));
+            let cache = CachedKv { keys: keys.iter().collect(), values: values.iter().collect(), len };
+            for n in [1, 3, 40] {
+                let q = of(3, &[1, n, 4, 6]);
+                let whole = ops::attention_cached(&q, &k, &v, len, &options).unwrap();
+                assert_eq!(f64s(&ops::attention_in_pages(&q, &cache, &options).unwrap()), f64s(&whole));
+            }
+            let q = of(4, &[4, 1, 4, 6]);
+            let both = [(CachedKv { len: 70, ..cache.clone() }, 1), (cache.clone(), 3)];
+            let together = f64s(&ops::attention_cached_each(&q, &both, &options).unwrap());
+            let alone = [70, 148, 149, 150].into_iter().enumerate().flat_map(|(row, len)| {
+                let q = ops::narrow(&q, 0, row..row + 1).unwrap();
+                f64s(&ops::attention_cached(&q, &k, &v, len, &options).unwrap())
+            });
+            assert_eq!(together, alone.collect::<Vec<_>>());
+            let error = |cache: &CachedKv<'_>| {
+                ops::attention_in_pages(&of(3, &[1, 2, 4, 6]), cache, &options).unwrap_err().to_string()
+            };
+            let fewer = CachedKv { values: values[..2].iter().collect(), ..cache.clone() };
+            assert!(error(&fewer).contains("as many pages of values"), "{}", error(&fewer));
+            let halves = ops::split(&k, 96usize, 1).unwrap();
+            let other = CachedKv { keys: halves.iter().collect(), values: halves.iter().collect(), len };
+            assert!(error(&other).contains("pages of 64 rows"), "{}", error(&other));
+            let longer = CachedKv { len: 193, ..cache.clone() };
+            assert!(error(&longer).contains("k and v of shape"), "{}", error(&longer));
+            assert!(error(&CachedKv { keys: vec![], values: vec![], len: 2 }).contains("pages of keys"));
+        }
+    }
+}
+
+/// Rows at positions of their own.
+#[test]
+fn each_row_turns_to_its_position() {
+    for device in [Device::cpu(Isa::detect(), Par::solo()), Device::strict(Isa::detect(), Par::solo())] {
+        let table = Arc::new(Rope::new(100.0, 6, RopeStyle::Half, RopeScaling::None, 300).unwrap());
+        let x = tensor(&array(1, &[3, 1, 2, 8]), DType::F32, &device);
+        let places = [7, 299, 0];
+        let each = ops::rope_each(&x, &table, &places).unwrap();
+        let alone = places.into_iter().enumerate().flat_map(|(row, place)| {
+            f64s(&ops::rope(&ops::narrow(&x, 0, row..row + 1).unwrap(), &table, place).unwrap())
+        });
+        assert_eq!(f64s(&each), alone.collect::<Vec<_>>());
+        assert!(ops::rope_each(&x, &table, &[1, 2]).unwrap_err().to_string().contains("2 rows"));
+        let beyond = ops::rope_each(&x, &table, &[1, 2, 300]).and_then(|y| y.to_f32_vec());
+        assert!(beyond.is_err());
     }
 }
 

@@ -211,7 +211,8 @@ fn cached_attention_is_that_of_the_cpu() {
                     (of(1, &[2, 1, 4, 32]), [2, 3].map(|seed| of(seed, &[2, kv_len + 9, 2, 32])));
                 let own = |x: &Tensor, index: usize| ops::narrow(x, 0, index..index + 1).unwrap();
                 let caches = [0, 1].map(|index| (own(&k, index), own(&v, index)));
-                let caches = caches.each_ref().map(|(k, v)| (k, v, kv_len));
+                let held = |k, v| ops::CachedKv { keys: vec![k], values: vec![v], len: kv_len };
+                let caches = caches.each_ref().map(|(k, v)| (held(k, v), 1));
                 let each = f64s(&ops::attention_cached_each(&q, &caches, &options).unwrap());
                 assert_close(&each, &there, dtype, 1.0, "a query of each sequence");
             }

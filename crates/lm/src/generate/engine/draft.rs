@@ -51,9 +51,8 @@ pub(super) struct Draft<S> {
     /// Positions whose keys and values are there.
     n_read: usize,
     cache: Vec<LayerCache>,
-    /// The page of [`Prefixes`] that holds the last of so many positions, as long as all before it are there too.
-    page: Option<PageNumber>,
-    n_paged: usize,
+    /// The first pages of the cache that are those of [`Prefixes`].
+    paged: Vec<PageNumber>,
     n_cached: usize,
     max_new_tokens: usize,
     /// The longest that the text may become.
@@ -88,8 +87,7 @@ impl<S: Sink> Draft<S> {
             as_prompt: n_prompt,
             n_read: 0,
             cache,
-            page: None,
-            n_paged: 0,
+            paged: Vec::new(),
             n_cached: 0,
             max_new_tokens: request.max_new_tokens,
             longest,
@@ -129,12 +127,22 @@ impl<S: Sink> Draft<S> {
     pub(super) fn read_anew_if_turned(&mut self, decoder: &Decoder) {
         if !self.is_reading() && decoder.turns_anew(self.as_prompt, self.text.len()) {
             (self.n_read, self.as_prompt) = (0, self.text.len());
-            (self.page, self.n_paged) = (None, 0);
+            self.paged.clear();
             for layer in &mut self.cache {
                 layer.truncate(0);
                 layer.expect_prompt(self.as_prompt);
             }
         }
+    }
+
+    /// Positions in pages that are those of [`Prefixes`].
+    fn n_paged(&self) -> usize {
+        self.paged.len() * LayerCache::PAGE
+    }
+
+    /// The pages of its cache that may be held by others as well.
+    pub(super) fn paged(&self) -> &[PageNumber] {
+        &self.paged
     }
 
     fn reading(&self, decoder: &Decoder) -> Reading {
@@ -148,13 +156,16 @@ impl<S: Sink> Draft<S> {
         if self.told.is_some() {
             return Ok(0);
         }
-        while self.n_paged == self.n_read && may_follow(self.n_read + LayerCache::PAGE, self.as_prompt) {
+        while self.n_paged() == self.n_read && may_follow(self.n_read + LayerCache::PAGE, self.as_prompt) {
             let ids = &self.text[self.n_read..self.n_read + LayerCache::PAGE];
             let reading = self.reading(decoder);
-            let Some(page) = prefixes.copy_into(&mut self.cache, self.page, reading, ids)? else { break };
-            self.page = Some(page);
+            let Some(page) =
+                prefixes.share_with(&mut self.cache, self.paged.last().copied(), reading, ids)?
+            else {
+                break;
+            };
+            self.paged.push(page);
             self.n_read += LayerCache::PAGE;
-            self.n_paged = self.n_read;
             self.n_cached = self.n_cached.max(self.n_read);
         }
         Ok(self.n_read - before)
@@ -163,15 +174,12 @@ impl<S: Sink> Draft<S> {
     /// Leaves what was read of the prompt to later prompts. To be called before the answer goes on: what is passed token by token
     /// has other bits.
     pub(super) fn leave_to(&mut self, prefixes: &mut Prefixes, decoder: &Decoder) -> Result<()> {
-        while self.n_paged + LayerCache::PAGE <= self.n_read {
-            let ids = &self.text[self.n_paged..self.n_paged + LayerCache::PAGE];
-            let reading = self.reading(decoder);
-            let kept = prefixes.keep(&self.cache, self.n_paged, self.page, reading, ids)?;
-            if kept.is_none() {
-                break;
-            }
-            self.page = kept;
-            self.n_paged += LayerCache::PAGE;
+        while self.n_paged() + LayerCache::PAGE <= self.n_read {
+            let first = self.n_paged();
+            let ids = &self.text[first..first + LayerCache::PAGE];
+            let (before, reading) = (self.paged.last().copied(), self.reading(decoder));
+            let Some(kept) = prefixes.keep(&mut self.cache, first, before, reading, ids)? else { break };
+            self.paged.push(kept);
         }
         Ok(())
     }

@@ -66,7 +66,8 @@ pub struct Metrics {
     pub n_running: usize,
     /// Requests that wait for a place.
     pub n_waiting: usize,
-    /// Bytes of keys and values in use, in pages of 64 positions.
+    /// Bytes of keys and values in use, in pages of 64 positions. Each page is counted once, and those that are kept of prompts
+    /// only there.
     pub cache_bytes: usize,
     /// Bytes of keys and values that may be in use.
     pub max_cache_bytes: usize,

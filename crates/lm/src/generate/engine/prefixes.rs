@@ -1,11 +1,13 @@
 //! The keys and values of the beginnings of earlier prompts, so that requests that begin alike read what they share once.
 //!
-//! They are kept in pages, and what a page holds follows from the tokens up to its end and from how they are read.
-//! So a page is found by the page before it, its own tokens and the reading: the tokens themselves, of which no two sets
-//! are taken for each other. A page holds what reading the prompt again would give, bit by bit. That is why only positions
-//! that were read as a prompt are kept: those of an answer were computed in another order.
+//! They are kept in pages, which the caches of answers to prompts that begin alike hold together with this store. What a page
+//! holds follows from the tokens up to its end and from how they are read. So a page is found by the page before it, its
+//! own tokens and the reading: the tokens themselves, of which no two sets are taken for each other. A page holds what
+//! reading the prompt again would give, bit by bit. That is why only positions that were read as a prompt are kept: those
+//! of an answer were computed in another order.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use oarlock_engine::Result;
 
@@ -36,7 +38,7 @@ struct Key {
 #[derive(Debug)]
 struct Page {
     number: PageNumber,
-    layers: Vec<PageOfLayer>,
+    layers: Vec<Arc<PageOfLayer>>,
     /// Pages that follow it.
     n_next: usize,
     /// Which use of all was the last of it.
@@ -64,11 +66,16 @@ impl Prefixes {
         self.pages.len()
     }
 
-    /// Copies the page of these tokens behind `before` into the cache, whose end it continues; its number, if it is there.
+    /// Whether the page of this number is there.
+    pub(super) fn holds(&self, number: PageNumber) -> bool {
+        self.keys.contains_key(&number)
+    }
+
+    /// Adds the page of these tokens behind `before` to the cache, whose end it continues; its number, if it is there.
     ///
     /// # Errors
     /// No memory.
-    pub(super) fn copy_into(
+    pub(super) fn share_with(
         &mut self,
         cache: &mut [LayerCache],
         before: Option<PageNumber>,
@@ -85,14 +92,14 @@ impl Prefixes {
         Ok(Some(page.number))
     }
 
-    /// Keeps a copy of the page of the cache that begins at a position and holds these tokens; its number, if it is kept. The
-    /// page that was not used for the longest time makes room, of those that no other follows.
+    /// Keeps the page of the cache that begins at a position and holds these tokens; its number, if it is kept. One
+    /// that is there already takes the place of the cache's. The page that was not used for the longest time makes room, of those that no other follows.
     ///
     /// # Errors
     /// No memory.
     pub(super) fn keep(
         &mut self,
-        cache: &[LayerCache],
+        cache: &mut [LayerCache],
         first: usize,
         before: Option<PageNumber>,
         reading: Reading,
@@ -106,6 +113,9 @@ impl Prefixes {
         self.n_uses += 1;
         if let Some(page) = self.pages.get_mut(&key) {
             page.last_use = self.n_uses;
+            for (layer, page) in cache.iter_mut().zip(&page.layers) {
+                layer.share(first, page)?;
+            }
             return Ok(Some(page.number));
         }
         if self.pages.len() >= self.max_pages && !self.give_up_one(before) {

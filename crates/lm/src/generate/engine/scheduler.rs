@@ -1,7 +1,7 @@
 //! The order of an engine's passes, one step after the other: who gets a place, whose next token is computed, and which
 //! parts of prompts are read meanwhile. It knows no threads and no clock but the one that it is given.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use oarlock_engine::{Error, Result};
@@ -10,7 +10,7 @@ use oarlock_tensor::Tensor;
 use super::draft::{Draft, End};
 use super::lending::{Loan, may_grow, pages};
 use super::limits::{Limits, Metrics};
-use super::prefixes::Prefixes;
+use super::prefixes::{PageNumber, Prefixes};
 use super::request::Checked;
 use super::sink::Sink;
 use super::speculation::{RowCost, share};
@@ -31,6 +31,8 @@ pub(in crate::generate) struct Scheduler<S> {
     n_pages: usize,
     page_bytes: usize,
     prefixes: Prefixes,
+    /// Whether answers hold the pages of prompts together.
+    shares_pages: bool,
     waiting: VecDeque<Checked<S>>,
     /// The answers that are being written, the oldest first.
     drafts: Vec<Draft<S>>,
@@ -61,8 +63,18 @@ impl<S: Sink> Scheduler<S> {
         let metrics = Metrics { max_cache_bytes, ..Metrics::default() };
         let limits = Limits { at_once, ..limits };
         let prefixes = Prefixes::new(limits.prefix_bytes / page_bytes.max(1));
-        let (waiting, drafts) = (VecDeque::new(), Vec::new());
-        Ok(Scheduler { limits, clock, longest, n_pages, page_bytes, prefixes, waiting, drafts, metrics })
+        Ok(Scheduler {
+            limits,
+            clock,
+            longest,
+            n_pages,
+            page_bytes,
+            prefixes,
+            shares_pages: !model.device.is_cuda(),
+            waiting: VecDeque::new(),
+            drafts: Vec::new(),
+            metrics,
+        })
     }
 
     /// The most positions of a text.
@@ -82,7 +94,7 @@ impl<S: Sink> Scheduler<S> {
 
     /// What was done so far, and what is being done.
     pub(in crate::generate) fn metrics(&self) -> Metrics {
-        let held: usize = self.drafts.iter().map(|draft| draft.loan.held).sum();
+        let held = self.n_held();
         Metrics {
             n_running: self.drafts.len(),
             n_waiting: self.waiting.len(),
@@ -90,6 +102,19 @@ impl<S: Sink> Scheduler<S> {
             prefix_bytes: self.prefixes.len() * self.page_bytes,
             ..self.metrics
         }
+    }
+
+    /// Pages of answers, each counted once. Those that are kept of prompts are not counted here.
+    fn n_held(&self) -> usize {
+        let held: usize = self.drafts.iter().map(|draft| draft.loan.held).sum();
+        if !self.shares_pages {
+            return held;
+        }
+        let shared: Vec<PageNumber> = self.drafts.iter().flat_map(|draft| draft.paged()).copied().collect();
+        // Pages that were given up are held by answers alone.
+        let given_up: BTreeSet<&PageNumber> =
+            shared.iter().filter(|page| !self.prefixes.holds(**page)).collect();
+        held.saturating_sub(shared.len()) + given_up.len()
     }
 
     /// One step: the next token of every answer, and parts of prompts. Before each pass `goes_on` is told of it, as in

@@ -275,6 +275,35 @@ fn choices_of_one_prompt_share_its_pages() {
     assert_eq!(scheduler.metrics().n_prompt_tokens, 200 + 3 * 72);
 }
 
+/// Answers to prompts that begin alike hold what they share once, also when it is kept for others no longer.
+#[test]
+fn shared_pages_take_memory_once() {
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    let generator = generator_on(&device, "llama", DType::F32, 512);
+    let page = generator.as_model().decoder.cache_bytes(LayerCache::PAGE, DType::F32);
+    // The bytes in use with eight answers to one prompt of three whole pages and a part.
+    let used = |prefix_bytes: usize| {
+        let limits = Limits { at_once: 8, prefix_bytes, speculative_tokens: 0, ..Limits::default() };
+        let mut scheduler = scheduler(&generator, limits);
+        let before = device.arena().occupied();
+        let seen: Vec<_> = (0..8).map(|_| add(&mut scheduler, &generator, request(220, 36))).collect();
+        while seen.iter().any(|seen| seen.tokens().is_empty()) {
+            step(&mut scheduler, &generator);
+        }
+        let metrics = scheduler.metrics();
+        assert_eq!(metrics.n_running, 8);
+        (device.arena().occupied() - before, metrics.cache_bytes / page, metrics.prefix_bytes / page)
+    };
+    let (apart, n_apart, _) = used(0);
+    let (shared, n_shared, n_kept) = used(100 * page);
+    assert_eq!((n_apart, n_shared, n_kept), (32, 8, 3));
+    assert!(apart.abs_diff(32 * page) < page && shared.abs_diff(11 * page) < page, "{apart} {shared} {page}");
+    // There is room for two of the three pages: they are shared, and the third is not.
+    let (some, n_some, n_kept) = used(2 * page);
+    assert_eq!((n_some, n_kept), (16, 2));
+    assert!(some.abs_diff(18 * page) < page, "{some} {page}");
+}
+
 #[test]
 fn what_nobody_wants_any_more_is_dropped_at_the_next_step() {
     let generator = generator("llama", DType::F32, 64);
