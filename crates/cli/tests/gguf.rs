@@ -58,11 +58,128 @@ fn a_file_answers_as_its_folder_and_is_exported_again() {
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(site.model("again") == site.model("copy"));
     assert!(said.stdout.contains("again/again-Q8_0.gguf"), "{said:?}");
-    // Blocks of 8 bits are near, and what they stand for is trained and merged.
+    // Nothing is merged into blocks, but into what they stand for where that is asked for.
     let small = "model_name_or_path=again/again-Q8_0.gguf";
     site.train("lora", &[small, "finetuning_type=lora", "max_steps=2"]);
-    let said = export(&[small, "adapter_name_or_path=lora", "export_dir=merged"]);
-    assert!(said.code == Some(0) && said.stdout.contains("with one adapter merged in f32"), "{said:?}");
+    let merge = [small, "adapter_name_or_path=lora", "export_dir=merged"];
+    let said = export(&merge);
+    assert!(said.code == Some(1) && said.stderr.contains("nothing can be merged into blocks"), "{said:?}");
+    assert!(!site.path("merged").exists());
+    let said = export(&[&merge[..], &["gguf_adapter=f16"]].concat());
+    assert!(said.code == Some(0) && site.path("merged/merged-F16-LoRA.gguf").exists(), "{said:?}");
+    let said = export(&[&merge[..], &["export_dequantized=true"]].concat());
+    assert!(
+        said.stdout.contains("what the blocks of the file stand for, with one adapter merged"),
+        "{said:?}"
+    );
+    // The adapter goes into plain numbers unasked, and there is nothing to dequantize.
+    let plain = [&format!("model_name_or_path={file}"), "adapter_name_or_path=lora", "export_dir=plain"];
+    let said = export(&[&plain[..], &["export_dequantized=true"]].concat());
+    assert!(said.stderr.contains("is no GGUF file with quantized weights"), "{said:?}");
+    assert_eq!(export(&plain).code, Some(0));
+}
+
+/// A quantized file, and the words of a run that trains an adapter beside it.
+fn with_blocks(site: &Site, mix: &str) -> Vec<String> {
+    let said = run(site.oarlock(&[
+        "export",
+        "model_name_or_path=model",
+        "export_dir=small",
+        &format!("gguf={mix}"),
+        "overwrite_output_dir=true",
+    ]));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let file = format!("model_name_or_path=small/small-{}.gguf", mix.to_uppercase());
+    [&file, "finetuning_type=lora", "lora_rank=4", "lora_dropout=0.1", "learning_rate=1e-2"]
+        .map(str::to_owned)
+        .into()
+}
+
+const KEPT: &str = "the weights of the linear layers stay in the blocks of the file (";
+
+#[test]
+fn an_adapter_beside_blocks_is_trained_to_the_bits_of_one_beside_what_they_stand_for() {
+    let site = Site::new();
+    for (mix, more) in [("q4_0", "use_dora=false"), ("q8_0", "use_dora=true")] {
+        let words = with_blocks(&site, mix);
+        let words: Vec<&str> = words.iter().map(String::as_str).chain([more]).collect();
+        for precision in ["bf16=false", "bf16=true"] {
+            let train = |output: &str, more: &[&str]| {
+                let evaluated = ["eval_dataset=text.jsonl", "eval_strategy=steps", "eval_steps=3"];
+                let steps = ["max_steps=6", precision, "overwrite_output_dir=true"];
+                site.train(output, &[&words[..], &steps, &evaluated, more].concat())
+            };
+            let said = train("dequantized", &["gguf_weights=dequantized"]);
+            assert!(!said.stdout.contains(KEPT), "{said:?}");
+            let evals = |output: &str| -> Vec<_> {
+                site.log(output).iter().filter_map(|line| line["eval_loss"].as_f64()).collect()
+            };
+            let expected = (site.losses("dequantized"), evals("dequantized"));
+            let adapter = |output: &str| tensors(&site.read(&format!("{output}/adapter_model.safetensors")));
+            assert!(expected.0.len() == 6 && expected.1.len() == 2);
+            for ways in [
+                &[][..],
+                &["gguf_weights=blocks"],
+                &["deepspeed={zero_optimization: {stage: 2}}"],
+                &["deepspeed={zero_optimization: {stage: 3}}"],
+                &["fsdp=full_shard auto_wrap"],
+                &["gradient_checkpointing=true"],
+            ] {
+                let said = train("blocks", ways);
+                assert!(said.stdout.contains(KEPT), "{said:?}");
+                assert_eq!((site.losses("blocks"), evals("blocks")), expected, "{mix} {precision} {ways:?}");
+                assert!(adapter("blocks") == adapter("dequantized"), "{mix} {precision} {ways:?}");
+            }
+            // One rank has other rows in a step.
+            train("alone", &["num_processes=1", "gguf_weights=dequantized"]);
+            train("blocks", &["num_processes=1"]);
+            assert_eq!(site.losses("blocks"), site.losses("alone"), "{mix} {precision}");
+            assert!(adapter("blocks") == adapter("alone") && adapter("blocks") != adapter("dequantized"));
+        }
+    }
+}
+
+fn tensors(file: &[u8]) -> std::collections::BTreeMap<String, Vec<u8>> {
+    let file = safetensors::SafeTensors::deserialize(file).unwrap();
+    file.iter().map(|(name, view)| (name.to_owned(), view.data().to_vec())).collect()
+}
+
+#[test]
+fn a_run_beside_blocks_goes_on_is_evaluated_and_says_what_it_cannot() {
+    let site = Site::new();
+    let words = with_blocks(&site, "q8_0");
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let saving = [&words[..], &["max_steps=6", "save_strategy=steps", "save_steps=3"]].concat();
+    site.train("whole", &saving);
+    let again = [&saving[..], &["resume_from_checkpoint=whole/checkpoint-3"]].concat();
+    site.train("again", &again);
+    let adapter = |output: &str| tensors(&site.read(&format!("{output}/adapter_model.safetensors")));
+    assert!(adapter("again") == adapter("whole"));
+    // The checkpoint knows its base by the words of the blocks.
+    let other = run(site.training("other", &[&again[..], &["gguf_weights=dequantized"]].concat()));
+    assert!(
+        other.message().contains("`quantization_bit` and `gguf_weights` as that run had them"),
+        "{other:?}"
+    );
+    let evaluated = ["do_train=false", "eval_dataset=text.jsonl", "adapter_name_or_path=whole"];
+    let said = site.train("evaluated", &[&words[..], &evaluated].concat());
+    assert!(said.stdout.contains(KEPT), "{said:?}");
+    for (more, reason) in [
+        (&["pissa_init=true", "gguf_weights=blocks"][..], "PiSSA begins with singular vectors"),
+        (&["quantization_bit=4", "gguf_weights=blocks"], "`quantization_bit` quantizes the weights anew"),
+        (&["finetuning_type=full", "gguf_weights=blocks"], "can only be trained through adapters"),
+        (&["model_name_or_path=model", "gguf_weights=blocks"], "the model is no GGUF file"),
+    ] {
+        // A key stands once.
+        let key = |word: &str| word.split('=').next().map(str::to_owned);
+        let kept: Vec<&str> = words.iter().copied().filter(|word| key(word) != key(more[0])).collect();
+        let said = run(site.training("refused", &[&kept[..], more].concat()));
+        assert!(said.code == Some(2) && said.message().contains(reason), "{said:?}");
+        // Of itself a run dequantizes then, and says why.
+        let auto = [&kept[..], &more[..1], &["max_steps=1", "overwrite_output_dir=true"]].concat();
+        let said = site.train("auto", &auto);
+        assert!(!said.stdout.contains(KEPT), "{said:?}");
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ const CRATES: Edges = &[
     ("gguf", &[]),
     ("hub", &["files"]),
     ("serve", &[]),
-    ("kernels", &[]),
+    ("kernels", &["gguf"]),
     ("derive", &[]),
     ("reference", &[]),
     ("cuda", &["files", "kernels"]),

@@ -73,7 +73,7 @@ pub use metadata::{Metadata, ToElement, ToValue};
 pub use mix::{Mix, ModelFacts, is_mixed, mix_types, sort_as_llama_quantize};
 pub use plan::TensorPlan;
 pub use reader::Gguf;
-pub use rows::{dequantize, quantize};
+pub use rows::{dequantize, dequantize_alone, is_finite, quantize};
 pub use tensor::{MAX_DIMS, Tensor};
 pub use types::{TensorType, ValueType};
 pub use value::{Array, FromValue, Value};

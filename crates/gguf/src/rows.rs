@@ -33,18 +33,24 @@ const TASK_ELEMS: usize = 1 << 14;
 /// # Ok::<(), oarlock_gguf::Error>(())
 /// ```
 pub fn dequantize(tensor_type: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
+    check_lengths(tensor_type, bytes, out)?;
     let (elems, size) = (tensor_type.block_elems(), tensor_type.block_bytes());
-    let n_blocks = bytes.len() / size;
-    if !bytes.len().is_multiple_of(size) || n_blocks.checked_mul(elems) != Some(out.len()) {
-        let expected = (n_blocks as u64).saturating_mul(elems as u64);
-        return Err(Error::Length { what: "the place for the elements", expected, found: out.len() as u64 });
-    }
     let n_task_blocks = TASK_ELEMS.div_ceil(elems);
     let decode = decoder(tensor_type)?;
     bytes
         .par_chunks(n_task_blocks * size)
         .zip(out.par_chunks_mut(n_task_blocks * elems))
         .for_each(|(bytes, out)| decode(bytes, out));
+    Ok(())
+}
+
+/// As [`dequantize`], on the thread of the caller alone, who may divide the rows among threads of its own.
+///
+/// # Errors
+/// As [`dequantize`].
+pub fn dequantize_alone(tensor_type: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
+    check_lengths(tensor_type, bytes, out)?;
+    decoder(tensor_type)?(bytes, out);
     Ok(())
 }
 
@@ -94,8 +100,19 @@ pub fn quantize(
     problem.map_or(Ok(bytes), Err)
 }
 
+/// Whether bytes are whole blocks of as many elements as there is room for.
+fn check_lengths(tensor_type: TensorType, bytes: &[u8], out: &[f32]) -> Result<()> {
+    let (elems, size) = (tensor_type.block_elems(), tensor_type.block_bytes());
+    let n_blocks = bytes.len() / size;
+    if !bytes.len().is_multiple_of(size) || n_blocks.checked_mul(elems) != Some(out.len()) {
+        let expected = (n_blocks as u64).saturating_mul(elems as u64);
+        return Err(Error::Length { what: "the place for the elements", expected, found: out.len() as u64 });
+    }
+    Ok(())
+}
+
 /// Whether all numbers and scales in the blocks of a type are finite. Of codebooks nothing is known.
-pub(crate) fn is_finite(tensor_type: TensorType, bytes: &[u8]) -> bool {
+pub fn is_finite(tensor_type: TensorType, bytes: &[u8]) -> bool {
     let numbers_are = |size: usize, is: fn(&[u8]) -> bool| bytes.par_chunks_exact(size).all(is);
     match tensor_type {
         TensorType::F32 => numbers_are(4, |bytes| f32_of(bytes).is_finite()),

@@ -30,7 +30,7 @@ fn products<T: Float>(cpu: &Cpu, side: Side, layout: Layout, words: &[i32], m: u
     let (x, mut c) = (values::<T>(m * k), values::<T>(m * n));
     let a = MatRef::new(&x, m, k);
     let weight = layout.weight(words);
-    let mut scratch = vec![1u8; product_scratch_bytes(cpu, side, m, [rows, cols], T::DTYPE)];
+    let mut scratch = vec![1u8; product_scratch_bytes(cpu, side, m, layout, T::DTYPE)];
     let ours = shortest(|| {
         product(cpu, side, a, weight, MatMut::new(&mut c, m, n), Store::Overwrite, &mut scratch);
     });

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use oarlock_gguf::TensorType;
 use oarlock_kernels::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes};
 use oarlock_kernels::quantized::{
     Code, Format, Layout, Parts, Scales, Side, Weight, dequantize, dynamic_map, product,
@@ -183,7 +184,7 @@ fn products<T: Element>(cpu: &Cpu, side: Side, layout: Layout, words: &[i32], m:
     let a = MatRef::new(&a, m, k);
 
     let mut ours = c.clone();
-    let mut scratch = vec![0; product_scratch_bytes(cpu, side, m, [rows, cols], T::DTYPE)];
+    let mut scratch = vec![0; product_scratch_bytes(cpu, side, m, layout, T::DTYPE)];
     product(cpu, side, a, weight, MatMut::new(&mut ours, m, n), Store::Add, &mut scratch);
 
     let (mut whole, mut theirs) = (vec![T::from_f32(0.0); rows * cols], c);
@@ -213,6 +214,60 @@ fn products_agree<T: Element>() {
     }
 }
 
+/// The words of a weight in blocks, and what ggml makes of them.
+fn in_blocks(kind: TensorType, rows: usize, cols: usize) -> (Layout, Vec<i32>, Vec<f32>) {
+    let layout = Layout { rows, cols, format: Format::Blocks(kind) };
+    let mut bytes = oarlock_gguf::quantize(kind, &values::<f32>(7, rows * cols), cols, None).unwrap();
+    let mut whole = vec![0.0; rows * cols];
+    oarlock_gguf::dequantize(kind, &bytes, &mut whole).unwrap();
+    assert_eq!(bytes.len(), rows * layout.row_bytes());
+    bytes.resize(4 * layout.n_words(), 0);
+    let words = bytes.as_chunks().0.iter().map(|word| i32::from_le_bytes(*word)).collect();
+    (layout, words, whole)
+}
+
+fn blocks_agree<T: Element>() {
+    let kinds = [TensorType::Q4_0, TensorType::Q8_0, TensorType::MXFP4, TensorType::Q3_K, TensorType::Q6_K];
+    for kind in kinds {
+        // Rows that are no whole words, and a weight with several parts in both directions.
+        let sizes = if kind.block_elems() == 32 {
+            [(33, 96, 5), (1100, 1056, 3)]
+        } else {
+            [(33, 256, 5), (1100, 1280, 3)]
+        };
+        for (rows, cols, m) in sizes {
+            let (layout, words, whole) = in_blocks(kind, rows, cols);
+            for cpu in cpus() {
+                for (first, last) in [(0, cols), (1, 2), (5, cols - 3), (64, 96), (31, 33)] {
+                    let mut part = vec![T::from_f32(9.0); 9 * (last - first)];
+                    dequantize(&cpu, layout.weight(&words), 3..12, first..last, &mut part);
+                    for (i, x) in part.iter().enumerate() {
+                        let (row, col) = (3 + i / (last - first), first + i % (last - first));
+                        let expected = T::from_f32(whole[row * cols + col]);
+                        assert!(
+                            x.to_f32().to_bits() == expected.to_f32().to_bits(),
+                            "{kind} {row} {col} {cpu:?}"
+                        );
+                    }
+                }
+                for side in [Side::Forward, Side::Backward] {
+                    let [ours, theirs] = products::<T>(&cpu, side, layout, &words, m);
+                    let same =
+                        ours.iter().zip(&theirs).all(|(x, y)| x.to_f32().to_bits() == y.to_f32().to_bits());
+                    assert!(same, "{layout:?}, {m} rows, {side:?}, {cpu:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_with_blocks_of_gguf_have_the_bits_of_those_with_what_ggml_makes_of_them() {
+    blocks_agree::<f32>();
+    blocks_agree::<bf16>();
+    blocks_agree::<f16>();
+}
+
 #[test]
 fn products_have_the_bits_of_those_with_the_dequantized_weight() {
     products_agree::<f32>();
@@ -235,7 +290,7 @@ fn parts_that_begin_anywhere_are_those_of_the_whole() {
                     code.values()[usize::from(index)] * absmax[i / 64]
                 }
                 Parts::Int8 { codes, absmax } => f32::from(codes[i]) * (absmax[i / cols] * (1.0 / 127.0)),
-                Parts::FourBit { .. } => unreachable!("not nested"),
+                Parts::FourBit { .. } | Parts::Blocks { .. } => unreachable!("neither nested nor of GGUF"),
             };
             T::from_f32(value).to_f32().to_bits()
         };

@@ -140,6 +140,7 @@ fn an_export_and_a_quantized_base_take_them() {
             out: &out,
             max_shard_bytes: 20_000,
             dtype: Some(DType::F32),
+            dequantizes: false,
             overwrite: false,
             chat: None,
             rope_scaling: None,

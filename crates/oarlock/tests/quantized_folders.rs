@@ -173,6 +173,7 @@ fn an_export_in_few_bits_is_such_a_folder() {
             out: &out,
             max_shard_bytes: 20_000,
             dtype: None,
+            dequantizes: false,
             overwrite: false,
             chat: None,
             rope_scaling: None,

@@ -253,6 +253,7 @@ fn a_model_whose_layout_is_shorter_than_its_positions_is_used_by_all() {
         out: &out,
         max_shard_bytes: u64::MAX,
         dtype: None,
+        dequantizes: false,
         overwrite: false,
         chat: None,
         rope_scaling: None,

@@ -58,6 +58,7 @@ fn options<'a>(model: &'a Path, out: &'a Path) -> ExportOptions<'a> {
         out,
         max_shard_bytes: u64::MAX,
         dtype: None,
+        dequantizes: false,
         overwrite: true,
         chat: None,
         rope_scaling: None,

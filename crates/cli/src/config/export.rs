@@ -1,13 +1,14 @@
 //! What `oarlock export FILE.yaml` writes: the keys of LLaMA-Factory's export.
 
 use super::table as keys;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use oarlock::config::{ChatArgs, RopeArgs, RopeKind};
 use oarlock::export::{Mix, Quantized};
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{self, Settings};
+use oarlock_lm::gguf::is_gguf;
 use oarlock_tensor::DType;
 
 use super::build::chat;
@@ -23,6 +24,8 @@ pub struct ExportArgs {
     pub adapters: Vec<PathBuf>,
     /// What is done with the base in few bits.
     pub quantized: Option<Quantized>,
+    /// Whether adapters may be merged into what the blocks of a quantized GGUF file stand for.
+    pub dequantizes: bool,
     /// The folder to write to.
     pub out: PathBuf,
     /// The most bytes of weights in one file.
@@ -148,9 +151,12 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     }
     let dequantizes = settings.get(keys::EXPORT_DEQUANTIZED);
     let bits = settings.get(keys::QUANTIZATION_BIT);
-    if dequantizes && bits.is_none() {
+    // Of a hub a file in GGUF is named behind a colon.
+    let base = settings.word(keys::MODEL_NAME_OR_PATH);
+    let of_blocks = base.contains(':') || is_gguf(Path::new(base));
+    if dequantizes && bits.is_none() && !of_blocks {
         refuse(
-            "`export_dequantized` needs `quantization_bit`",
+            "`export_dequantized` needs `quantization_bit`, or a GGUF file as the base",
             &[keys::EXPORT_DEQUANTIZED.row],
             "write the format of the weights that the adapter was trained against",
         );
@@ -277,6 +283,7 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         out,
         adapters,
         quantized,
+        dequantizes: dequantizes && bits.is_none(),
         max_shard_bytes: shard_bytes,
         dtype,
         overwrite: settings.get(keys::OVERWRITE_OUTPUT_DIR),
@@ -332,6 +339,7 @@ mod tests {
             model: "m".into(),
             adapters: vec!["a".into(), "b".into()],
             quantized: None,
+            dequantizes: false,
             out: "o".into(),
             max_shard_bytes: 2_000_000_000,
             dtype: Some(DType::BF16),

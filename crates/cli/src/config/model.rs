@@ -3,7 +3,7 @@
 use super::table as keys;
 use std::path::{Path, PathBuf};
 
-use oarlock::config::{ModelArgs, ModelParts, ModelSource, RopeArgs, RopeKind};
+use oarlock::config::{GgufWeights, ModelArgs, ModelParts, ModelSource, RopeArgs, RopeKind};
 use oarlock::model::Family;
 use oarlock_config::settings::keys::{Range, Row};
 use oarlock_config::settings::kwargs::Kwargs;
@@ -92,6 +92,7 @@ fn read(
         source,
         tokenizer,
         quantization,
+        gguf_weights: GgufWeights::named(settings.word(keys::GGUF_WEIGHTS)),
         sparse_attention: None,
         new_tokens: new_tokens(settings, problems),
         rope_scaling: rope_scaling(settings),

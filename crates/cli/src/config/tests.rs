@@ -1,5 +1,6 @@
 //! Whole configurations and every message of a wrong one.
 
+use oarlock::config::GgufWeights;
 use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, Rule};
 use oarlock_tensor::{DType, DeviceKind};
 
@@ -59,6 +60,7 @@ fn defaults_are_those_of_the_originals() {
             from_scratch: false,
             print_param_status: false,
             quantization: None,
+            gguf_weights: GgufWeights::Auto,
             sparse_attention: None,
             new_tokens: NewTokens::default(),
             rope_scaling: None,

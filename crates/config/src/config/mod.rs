@@ -32,7 +32,7 @@ pub use eval::EvalArgs;
 pub use finetuning::*;
 pub use interval::IntervalStrategy;
 pub use log::LogArgs;
-pub use model::{ModelArgs, ModelParts, ModelSource, NewTokens, RopeArgs, RopeKind};
+pub use model::{GgufWeights, ModelArgs, ModelParts, ModelSource, NewTokens, RopeArgs, RopeKind};
 pub use monitor::*;
 pub use objective::*;
 pub use pipeline::*;

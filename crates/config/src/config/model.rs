@@ -23,6 +23,8 @@ section! {
         tokenizer: PathBuf,
         /// Keep the weights of all linear layers but the output weights in this format; they are not trained then.
         quantization: Option<Format>,
+        /// Whether the weights of a GGUF file stay in its blocks.
+        gguf_weights: GgufWeights,
         /// Which blocks of its scores attention computes; `None`: what the model's config.json says.
         sparse_attention: Option<SparsityConfig>,
         /// Tokens that it gets.
@@ -93,6 +95,7 @@ section! {
         EXPORT_QUANTIZATION_MAXLEN: usize = (Int(1), "export_quantization_maxlen", "1024", NoEffect("training exports nothing; `oarlock export` does"), "Most tokens of each of these rows");
         EXPORT_LEGACY_FORMAT: bool = (Bool, "export_legacy_format", "false", NoEffect("training exports nothing; `oarlock export` does"), "Export .bin files");
         EXPORT_DEQUANTIZED: bool = (Bool, "export_dequantized", "false", NoEffect("training exports nothing; `oarlock export` does"), "Our own: merge into the dequantized weights of quantization_bit");
+        GGUF_WEIGHTS: String = (Choice(&GgufWeights::WORDS), "gguf_weights", "auto", Used, "Our own: with adapters, quantized weights of a GGUF file stay as they are (blocks) or are dequantized as a whole (dequantized), with the same results; auto: blocks where that is possible");
         GGUF: Option<String> = (Choice(&["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q2_k_s", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"]), "gguf", "", NoEffect("training exports nothing; `oarlock export` does"), "Our own: also export one GGUF file of these types, for llama.cpp and Ollama");
         GGUF_ADAPTER: Option<String> = (Choice(&["f32", "f16", "bf16"]), "gguf_adapter", "", NoEffect("training exports nothing; `oarlock export` does"), "Our own: export the adapter alone as a GGUF file of this type, for llama.cpp and Ollama, and merge nothing");
         IMATRIX: Option<String> = (Path, "imatrix", "", NoEffect("training exports nothing; `oarlock export` does"), "Our own: the importance matrix of llama-imatrix by which the blocks of gguf are rounded");
@@ -131,6 +134,32 @@ section! {
         FREEZE_MULTI_MODAL_PROJECTOR: bool = (Bool, "freeze_multi_modal_projector", "true", NoEffect("models are of text only"), "Leave the projector as it is");
         FREEZE_LANGUAGE_MODEL: bool = (Bool, "freeze_language_model", "false", Later("models are of text only"), "Leave the language model as it is");
     ];
+}
+
+/// What becomes of the quantized weights of a GGUF file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GgufWeights {
+    /// They stay in blocks where adapters are trained beside them and nothing else has to be done with them.
+    #[default]
+    Auto,
+    /// They stay in blocks, or it is an error.
+    Blocks,
+    /// They are dequantized as they are read.
+    Dequantized,
+}
+
+impl GgufWeights {
+    /// All of them, as users write them.
+    pub const WORDS: [&'static str; 3] = ["auto", "blocks", "dequantized"];
+
+    /// The one of this word; any other is the default.
+    pub fn named(word: &str) -> GgufWeights {
+        match word {
+            "blocks" => GgufWeights::Blocks,
+            "dequantized" => GgufWeights::Dequantized,
+            _ => GgufWeights::Auto,
+        }
+    }
 }
 
 /// Tokens that a model gets beside those of its tokenizer.

@@ -187,6 +187,10 @@ fn check_model(manifest: &Manifest, needed: &[Slice], kinds: &Kinds) -> std::res
                 // This model trains it.
                 return Err(Problem::MissingState { kind: (*kind).into(), name: name.clone() });
             }
+            // The words of a quantized weight are a row of numbers.
+            if frozen.shape.len() != shape.sizes().len() {
+                return Err(Problem::OtherForm { name: name.clone() });
+            }
             check_shape(name, &frozen.shape, shape)?;
             continue;
         }

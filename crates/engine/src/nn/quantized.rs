@@ -9,7 +9,7 @@ use super::module::{Forward, Module, Visitor};
 use super::scope::in_scope;
 
 /// y = x·Wᵀ + b with a weight `[outputs, inputs]` of 4 or 8 bits, as `Linear4bit` and `Linear8bitLt` of bitsandbytes (the
-/// latter without outliers apart, as on its CPU path). It is never dequantized as a whole, and gets no gradient.
+/// latter without outliers apart, as on its CPU path), or in the blocks of a GGUF file. It is never dequantized as a whole, and gets no gradient.
 #[derive(Clone, Debug)]
 pub struct LinearQuantized {
     /// The words of the weight, as [`Layout::quantize`] writes them.
@@ -88,6 +88,7 @@ impl Module for LinearQuantized {
         match self.layout.format {
             Format::FourBit { .. } => "Linear4bit",
             Format::Int8 => "Linear8bitLt",
+            Format::Blocks(_) => "Linear",
         }
     }
 }

@@ -4,13 +4,16 @@
 //! In 4 bits a weight `[rows, cols]` is quantized along its elements in row-major order. Each block of 64 is divided by its
 //! largest magnitude, and every element becomes the index of the nearest of 16 values. The scales may be quantized once
 //! more, to 8 bits in blocks of 256. In 8 bits each row is multiplied so that its largest magnitude becomes 127, and
-//! rounded. All parts of a weight lie behind each other in 32-bit words, which move and are sharded like the elements of
+//! rounded. Weights in the blocks of a GGUF file are kept as well; these come from files alone. All parts of a weight lie behind each other in 32-bit words, which move and are sharded like the elements of
 //! any other parameter.
 
+mod blocks;
 mod expand;
 mod nested;
 mod product;
 mod quantize;
+
+pub use oarlock_gguf::TensorType;
 
 pub use nested::{BLOCK as NESTED_BLOCK, dynamic_map, unsigned_dynamic_map};
 pub use product::{Side, dequantize, product, product_scratch_bytes};
@@ -83,6 +86,8 @@ pub enum Format {
     },
     /// To integers of 8 bits, in rows (LLM.int8).
     Int8,
+    /// In the blocks of a type of GGUF, which rows consist of.
+    Blocks(TensorType),
 }
 
 impl Format {
@@ -91,6 +96,7 @@ impl Format {
         match self {
             Format::FourBit { .. } => 4,
             Format::Int8 => 8,
+            Format::Blocks(kind) => 8 * kind.block_bytes() / kind.block_elems(),
         }
     }
 }
@@ -103,6 +109,7 @@ impl std::fmt::Display for Format {
             Format::FourBit { code: Code::Fp4, nested: false } => "fp4",
             Format::FourBit { code: Code::Fp4, nested: true } => "fp4 with double quantization",
             Format::Int8 => "int8",
+            Format::Blocks(kind) => kind.name(),
         })
     }
 }
@@ -136,6 +143,13 @@ pub enum Parts<'a> {
         codes: &'a [i8],
         /// The largest magnitude of each row, which is 127.
         absmax: &'a [f32],
+    },
+    /// Blocks of a GGUF file.
+    Blocks {
+        /// Their type.
+        kind: TensorType,
+        /// Those of all rows, one behind the other.
+        bytes: &'a [u8],
     },
 }
 
@@ -175,6 +189,15 @@ impl Layout {
         match self.format {
             Format::FourBit { .. } => self.n_elems().div_ceil(BLOCK),
             Format::Int8 => self.rows,
+            Format::Blocks(kind) => self.n_elems() / kind.block_elems(),
+        }
+    }
+
+    /// Bytes of a row in the blocks of a GGUF file; 0 of any other format.
+    pub fn row_bytes(&self) -> usize {
+        match self.format {
+            Format::Blocks(kind) => self.cols / kind.block_elems() * kind.block_bytes(),
+            Format::FourBit { .. } | Format::Int8 => 0,
         }
     }
 
@@ -186,6 +209,7 @@ impl Layout {
                 [codes, blocks.div_ceil(4), blocks.div_ceil(nested::BLOCK), 1]
             }
             Format::FourBit { nested: false, .. } | Format::Int8 => [codes, blocks, 0, 0],
+            Format::Blocks(_) => [(self.rows * self.row_bytes()).div_ceil(4), 0, 0, 0],
         }
     }
 
@@ -217,6 +241,9 @@ impl Layout {
                 codes: &bytemuck::cast_slice(codes)[..self.n_elems()],
                 absmax: bytemuck::cast_slice(scales),
             },
+            Format::Blocks(kind) => {
+                Parts::Blocks { kind, bytes: &bytemuck::cast_slice(codes)[..self.rows * self.row_bytes()] }
+            }
         };
         Weight { layout: *self, parts }
     }

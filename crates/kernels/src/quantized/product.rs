@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::expand::expand;
-use super::{BLOCK, Code, Parts, Scales, Weight, dynamic_map};
+use super::{BLOCK, Code, Format, Layout, Parts, Scales, Weight, blocks, dynamic_map};
 use crate::dtype::{DType, Float};
 use crate::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes};
 use crate::instances::instances;
@@ -15,6 +15,8 @@ use crate::{Cpu, Store};
 const PART: usize = 1 << 20;
 /// Rows or columns of a part are a multiple of this many.
 const GRAIN: usize = 64;
+/// The same of weights in blocks of GGUF, of which the largest have as many elements.
+const GRAIN_OF_BLOCKS: usize = 256;
 
 /// Which product with a weight `[O, I]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,20 +29,20 @@ pub enum Side {
 
 impl Side {
     /// Columns of the operand and of the result, and how many columns of the result a part has.
-    fn sizes(self, weight: [usize; 2]) -> (usize, usize, usize) {
-        let [rows, cols] = weight;
+    fn sizes(self, Layout { rows, cols, format }: Layout) -> (usize, usize, usize) {
         let (k, n) = match self {
             Side::Forward => (cols, rows),
             Side::Backward => (rows, cols),
         };
-        let part = (PART / k.max(1) / GRAIN * GRAIN).max(GRAIN);
+        let grain = if matches!(format, Format::Blocks(_)) { GRAIN_OF_BLOCKS } else { GRAIN };
+        let part = (PART / k.max(1) / grain * grain).max(grain);
         (k, n, part.min(n.max(1)))
     }
 }
 
-/// Bytes of scratch memory for [`product`] with `m` rows and a weight of these rows and columns.
-pub fn product_scratch_bytes(cpu: &Cpu, side: Side, m: usize, weight: [usize; 2], dtype: DType) -> usize {
-    let (k, n, part) = side.sizes(weight);
+/// Bytes of scratch memory for [`product`] with `m` rows and a weight of this size and format.
+pub fn product_scratch_bytes(cpu: &Cpu, side: Side, m: usize, layout: Layout, dtype: DType) -> usize {
+    let (k, n, part) = side.sizes(layout);
     let last = if n.is_multiple_of(part) { part } else { n % part };
     let product = |part| gemm_scratch_bytes(cpu, m, part, k, dtype);
     ALIGN + (k * part * dtype.size()).next_multiple_of(ALIGN) + product(part).max(product(last))
@@ -64,10 +66,9 @@ instances! {
         store: Store,
         scratch: &mut [u8],
     ) {
-        let size = [weight.layout.rows, weight.layout.cols];
-        let (k, n, part) = side.sizes(size);
+        let (k, n, part) = side.sizes(weight.layout);
         assert!(a.cols == k && c.cols == n && a.rows == c.rows, "a product with a quantized weight: shapes");
-        let needed = product_scratch_bytes(cpu, side, a.rows, size, T::DTYPE);
+        let needed = product_scratch_bytes(cpu, side, a.rows, weight.layout, T::DTYPE);
         assert!(scratch.len() >= needed, "a product with a quantized weight: {needed} bytes of scratch");
         let start = scratch.as_ptr().align_offset(ALIGN);
         let (values, scratch) = scratch[start..].split_at_mut((k * part * T::DTYPE.size()).next_multiple_of(ALIGN));
@@ -107,6 +108,10 @@ instances! {
                 match weight.parts {
                     Parts::FourBit { code, codes, scales } => run(cpu.isa, cpu.isa, code, codes, scales, first, out),
                     Parts::Int8 { codes, absmax } => run_int8(cpu.isa, &codes[first..], absmax[row], out),
+                    Parts::Blocks { kind, bytes } => {
+                        let bytes = &bytes[row * weight.layout.row_bytes()..][..weight.layout.row_bytes()];
+                        blocks::run(cpu.isa, kind, bytes, cols.start, out);
+                    }
                 }
             }
         });

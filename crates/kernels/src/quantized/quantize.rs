@@ -28,10 +28,14 @@ impl Layout {
     /// makes its block so.
     ///
     /// # Panics
-    /// On slices of other lengths.
+    /// On slices of other lengths, and for blocks of GGUF, which files alone hold.
     pub fn quantize(&self, cpu: &Cpu, x: &[f32], words: &mut [i32]) {
         assert_eq!(x.len(), self.n_elems(), "a weight of {} x {}", self.rows, self.cols);
         assert_eq!(words.len(), self.n_words(), "a quantized weight of {} x {}", self.rows, self.cols);
+        assert!(
+            !matches!(self.format, Format::Blocks(_)),
+            "a weight in blocks of GGUF is made by oarlock-gguf"
+        );
         words.fill(0);
         let (codes, rest) = words.split_at_mut(self.parts()[0]);
         match self.format {
@@ -39,6 +43,7 @@ impl Layout {
             Format::Int8 => {
                 self.int8(cpu, x, bytemuck::cast_slice_mut(codes), bytemuck::cast_slice_mut(rest))
             }
+            Format::Blocks(_) => {}
         }
     }
 

@@ -39,7 +39,7 @@ use crate::adapters::{
 };
 use crate::data::Tokenizer;
 use crate::model::hf::{QuantizedFiles, take_over_side_files};
-use crate::model::{Decoder, HfConfig, SaveOptions, take_over_value_head};
+use crate::model::{Decoder, HfConfig, SaveOptions, layers_in_blocks, take_over_value_head};
 
 /// What [`export`] writes.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +50,8 @@ pub struct ExportOptions<'a> {
     pub adapters: &'a [PathBuf],
     /// What is done with the base in few bits.
     pub quantized: Option<Quantized>,
+    /// Whether adapters may be merged into what the blocks of a quantized GGUF file stand for.
+    pub dequantizes: bool,
     /// The folder to write to.
     pub out: &'a Path,
     /// The most bytes of weights in one file.
@@ -112,6 +114,20 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
         )));
     }
     let hf = settings_beside(dir, adapters)?;
+    if options.dequantizes && !is_quantized_gguf(dir)? {
+        return Err(Error::Usage(format!(
+            "`export_dequantized: true`: {} is no GGUF file with quantized weights; remove it",
+            dir.display()
+        )));
+    }
+    if !adapters.is_empty() && !options.dequantizes && is_quantized_gguf(dir)? {
+        return Err(Error::Usage(format!(
+            "{} is a GGUF file with quantized weights, and nothing can be merged into blocks; write `gguf_adapter: f16` for \
+             the adapter as a GGUF file beside it, or name a base that is not quantized (`export_dequantized: true` merges \
+             into what the blocks stand for)",
+            dir.display()
+        )));
+    }
     let hf = match rope_scaling {
         Some(scaling) => hf.with_rope_scaling(scaling)?,
         None => hf,
@@ -160,6 +176,11 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, out, &prompts)?;
     let compared = compared(&before, &after, hf.decoder().vocab_size)?.within(bound(dtype), out)?;
     Ok(Exported { n_elems, dtype, files: names, notes, compared })
+}
+
+/// Whether a base is a GGUF file that holds weights of linear layers in blocks.
+fn is_quantized_gguf(dir: &Path) -> Result<bool> {
+    Ok(crate::gguf::is_gguf(dir) && !layers_in_blocks(dir, &HfConfig::read(dir)?)?.is_empty())
 }
 
 /// Writes a base in few bits, and compares it with the base.

@@ -37,6 +37,7 @@ fn exported(folder: &Path, dtype: DType) -> (PathBuf, PathBuf, Exported) {
         out: &out,
         max_shard_bytes: 1 << 30,
         dtype: Some(dtype),
+        dequantizes: false,
         overwrite: false,
         chat: None,
         rope_scaling: None,

@@ -3,13 +3,20 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use oarlock_gguf::{Metadata, TensorPlan, TensorType, Writer, quantize};
+use oarlock_engine::checkpoint::weights::SafetensorsSource;
+use oarlock_engine::nn::names_of;
+use oarlock_engine::shard::{ParamSlice, WeightSource};
+use oarlock_gguf::{Gguf, Metadata, TensorPlan, TensorType, Writer, quantize};
 use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::quantized::{Format, Layout};
 use oarlock_tensor::cpu::random::Stream;
 use oarlock_tensor::ops::Mask;
-use oarlock_tensor::{DType, Device, Par, Tensor};
+use oarlock_tensor::ops::quantized::dequantize as dequantize_words;
+use oarlock_tensor::{DType, Device, Init, Par, Shape, Tensor};
 
-use crate::model::{HfConfig, LayerCache, LoadedModel, load_for_inference, load_in_blocks};
+use crate::model::{
+    Decoder, HfConfig, LayerCache, LoadedModel, layers_in_blocks, load_for_inference, load_in_blocks,
+};
 
 const VOCAB: u64 = 50;
 
@@ -155,4 +162,62 @@ fn a_file_without_blocks_gives_no_such_model() {
     });
     let config = HfConfig::read(&path).unwrap();
     assert!(load_in_blocks(config, &path, &cpu(), DType::F32, 64).unwrap().is_none());
+}
+
+/// The words of rows in blocks, read in pieces of any length, stand for what the file does, rows of interleaved heads as well.
+#[test]
+fn rows_in_blocks_stand_for_the_weights_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), false);
+    let hf = HfConfig::read(&path).unwrap();
+    let decoder = Decoder::new(hf.decoder().clone(), 8).unwrap();
+    let mut source = SafetensorsSource::open(&path, &hf, &decoder).unwrap();
+    // Neither those of the second layer, which are plain, nor the embedding and the output weights.
+    let layers = layers_in_blocks(&path, &hf).unwrap();
+    assert!(layers.len() == 7 && layers.keys().all(|path| path.contains("layers.0.")), "{layers:?}");
+    for (path, format) in layers {
+        let name = format!("{path}.weight");
+        let shape =
+            names_of(&decoder).iter().find(|named| named.name == name).map(|named| *named.param.shape());
+        let (shape, init) = (shape.unwrap(), Init::Zeros);
+        let &[rows, cols] = shape.sizes() else { panic!("{shape:?}") };
+        let layout = Layout { rows, cols, format };
+        let mut full = vec![0.0; rows * cols];
+        let all = 0..full.len();
+        source.read(&ParamSlice { name: &name, shape, init, elements: all.clone() }, &mut full).unwrap();
+        let mut words = vec![0.0; layout.n_words()];
+        for (piece, out) in (0..).zip(words.chunks_mut(1013)) {
+            let elements = piece * 1013..piece * 1013 + out.len();
+            let shape = Shape::new(&[layout.n_words()]).unwrap();
+            source.read(&ParamSlice { name: &name, shape, init, elements }, out).unwrap();
+        }
+        let words: Vec<i32> = words.iter().map(|word| word.to_bits().cast_signed()).collect();
+        let mut again = vec![1.0; full.len()];
+        dequantize_words(&cpu(), layout, &words, all, &mut again).unwrap();
+        assert!(full.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}: {layout:?}");
+    }
+}
+
+#[test]
+fn a_scale_that_is_no_number_is_found_in_words_as_well() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), true);
+    let hf = HfConfig::read(&path).unwrap();
+    let place = {
+        let bytes = fs::read(&path).unwrap();
+        let gguf = Gguf::new(&bytes[..]).unwrap();
+        gguf.tensor("blk.0.attn_k.weight").unwrap().rows(77, 1).unwrap().as_ptr() as usize
+            - bytes.as_ptr() as usize
+    };
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[place..place + 2].copy_from_slice(&0x7e00_u16.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    let decoder = Decoder::new(hf.decoder().clone(), 8).unwrap();
+    let mut source = SafetensorsSource::open(&path, &hf, &decoder).unwrap();
+    let name = "model.layers.0.self_attn.k_proj.weight";
+    let layout = Layout { rows: 128, cols: 256, format: Format::Blocks(TensorType::Q8_0) };
+    let (shape, init) = (Shape::new(&[layout.n_words()]).unwrap(), Init::Zeros);
+    let (mut words, elements) = (vec![0.0; layout.n_words()], 0..layout.n_words());
+    let error = source.read(&ParamSlice { name, shape, init, elements }, &mut words).unwrap_err().to_string();
+    assert!(error.contains("holds 32 of 32768 elements that are NaN or infinite"), "{error}");
 }

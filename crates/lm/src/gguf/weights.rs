@@ -7,8 +7,9 @@ use std::sync::Arc;
 use oarlock_comm::MappedFile;
 use oarlock_engine::checkpoint::weights::{Located, MappedFiles, Packed};
 use oarlock_engine::{Error, Result};
-use oarlock_gguf::{Parts, Tensor, TensorType, dequantize};
+use oarlock_gguf::{Parts, Tensor, TensorType, dequantize, is_finite};
 use oarlock_tensor::cpu::block_quantized::{BlockLayout, BlockType, ROWS, Unit};
+use oarlock_tensor::cpu::quantized::{Format, Layout};
 use rayon::prelude::*;
 
 use super::model_keys::ModelKeys;
@@ -161,6 +162,33 @@ impl Packed for Blocks {
             }
         });
         Some(words)
+    }
+
+    fn row_blocks(&self) -> Option<Layout> {
+        let has_blocks = self.kind.is_quantized() && !self.is_vector && self.rows != RowOrder::PlusOne;
+        let layout = Layout { rows: self.n_rows, cols: self.row, format: Format::Blocks(self.kind) };
+        (has_blocks && layout.row_bytes() == self.row_bytes).then_some(layout)
+    }
+
+    fn row_words(&self, files: &[MappedFile], words: Range<usize>, out: &mut [f32]) -> bool {
+        let data = &files[self.file][self.bytes.clone()];
+        let row = |at: usize| &data[self.place(at, self.n_rows) * self.row_bytes..][..self.row_bytes];
+        // Rows need not be whole words, and the last word may go beyond them.
+        let byte = |at: usize| match at / self.row_bytes {
+            of if of < self.n_rows => row(of)[at % self.row_bytes],
+            _ => 0,
+        };
+        for (out, word) in out.iter_mut().zip(words.clone()) {
+            let (of, inside) = (4 * word / self.row_bytes, 4 * word % self.row_bytes);
+            let bytes = match inside + 4 <= self.row_bytes && of < self.n_rows {
+                true => std::array::from_fn(|i| row(of)[inside + i]),
+                false => std::array::from_fn(|i| byte(4 * word + i)),
+            };
+            *out = f32::from_bits(u32::from_le_bytes(bytes));
+        }
+        let first = (4 * words.start).div_ceil(self.row_bytes);
+        let end = (4 * words.end).div_ceil(self.row_bytes).min(self.n_rows);
+        (first..end).into_par_iter().all(|at| is_finite(self.kind, row(at)))
     }
 
     fn read(&self, files: &[MappedFile], elements: Range<usize>, out: &mut [f32]) {

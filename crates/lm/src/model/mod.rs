@@ -32,6 +32,7 @@ pub use hf::{
     HfConfig, LoadedModel, ModelMark, SaveOptions, SpecialTokens, load_for_inference, load_in_blocks,
     merge_weights, save_pretrained,
 };
+pub(crate) use quantize::layers_in_blocks;
 pub use recompute::Recompute;
 pub(crate) use rope::Turning;
 pub use rows::for_rows;

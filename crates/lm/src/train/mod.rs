@@ -3,6 +3,7 @@
 //! Begin with `step`.
 
 mod best;
+mod blocks;
 mod data;
 mod final_files;
 mod flops;

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use oarlock_config::config::{
-    Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, Predict, Resume, TrainConfig,
+    Finetuning, GgufWeights, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, Predict, Resume, TrainConfig,
 };
 use oarlock_engine::checkpoint::weights::{
     QuantizedLayers, QuantizedWeights, SafetensorsSource, StoredQuantization,
@@ -21,6 +21,7 @@ use crate::adapters::{
 use crate::data::Tokenizer;
 use crate::model::hf::{HfConfig, SpecialTokens, open_weights};
 use crate::model::{Decoder, ValueHeadSource, value_head_folder};
+use crate::train::blocks;
 use crate::train::data::RunData;
 use crate::train::new_tokens;
 use crate::train::written::writer;
@@ -73,6 +74,8 @@ pub struct Start {
     quantized: Option<QuantizedLayers>,
     /// Whether the files hold them so.
     is_stored: bool,
+    /// Whether these are the blocks of a GGUF file.
+    in_blocks: bool,
     /// What the log says about quantized weights.
     pub messages: Vec<String>,
     /// Where the model is that the loss compares it with.
@@ -121,6 +124,9 @@ impl Start {
         let Finetuning::Adapter(args) = &config.train.finetuning else { return Ok(start) };
         let open = |dir: &PathBuf| Adapter::open(dir, hf, &mut plain);
         start.merged = args.adapters.iter().map(open).collect::<Result<_>>()?;
+        if start.merged.last().is_some_and(|adapter| !args.create_new && adapter.config().is_pissa()) {
+            start.dequantize_blocks(config, "an adapter of PiSSA changes the weights beside it");
+        }
         let is_quantized = start.quantized.is_some();
         if is_quantized && (start.merged.len() > 1 || args.create_new && !start.merged.is_empty()) {
             return Err(Error::Model(
@@ -194,16 +200,23 @@ impl Start {
             }
             _ => None,
         };
+        let mut start = Start {
+            merged: Vec::new(),
+            trained: None,
+            adaptation: None,
+            reference: ReferenceModel::Absent,
+            quantized: None,
+            is_stored: false,
+            in_blocks: false,
+            messages: Vec::new(),
+        };
         let Some((kind, dir)) = stored else {
-            return Ok(Start {
-                merged: Vec::new(),
-                trained: None,
-                adaptation: None,
-                reference: ReferenceModel::Absent,
-                quantized,
-                is_stored: false,
-                messages,
-            });
+            if let Some((layers, message)) = blocks::kept(config, hf)? {
+                (start.in_blocks, start.is_stored) = (layers.is_some(), layers.is_some());
+                quantized = layers.or(quantized);
+                messages.push(message);
+            }
+            return Ok(Start { quantized, messages, ..start });
         };
         if config.train.enabled && !matches!(config.train.finetuning, Finetuning::Adapter(_)) {
             return Err(Error::Model(format!(
@@ -231,16 +244,16 @@ impl Start {
             ),
             false => format!("the weights are quantized ({}), and are dequantized to {dtype}", kind.name()),
         });
-        let reference = ReferenceModel::Absent;
-        Ok(Start {
-            merged: Vec::new(),
-            trained: None,
-            adaptation: None,
-            reference,
-            quantized,
-            is_stored,
-            messages,
-        })
+        Ok(Start { quantized, is_stored, messages, ..start })
+    }
+
+    /// Dequantizes weights that would be kept in blocks if nobody has asked for that.
+    fn dequantize_blocks(&mut self, config: &TrainConfig, reason: &str) {
+        if self.in_blocks && config.model.gguf_weights == GgufWeights::Auto {
+            (self.quantized, self.in_blocks, self.is_stored) = (None, false, false);
+            self.messages.retain(|message| !message.starts_with(blocks::KEPT));
+            self.messages.push(blocks::dequantized(config, reason));
+        }
     }
 
     /// The model, not prepared yet.

@@ -1,5 +1,6 @@
 //! Linear with a frozen quantized weight: y = x·Wᵀ. The products dequantize the weight part by part; on a GPU with many rows
-//! of x, all of it. Weights in the blocks of a GGUF file are multiplied as integers, for inference alone.
+//! of x, all of it. Rows in the blocks of a GGUF file are dequantized so for training, on the host; for inference, panels of
+//! them are multiplied as integers.
 
 use oarlock_cuda::driver::Slice;
 use oarlock_cuda::gemm::GemmShape;
@@ -94,8 +95,10 @@ impl<'l> Words<'l> {
     /// The arguments that say where the weight is; the same for all kernels of its format.
     fn pass(&self, gpu: &Kernels<'l>, call: Call<'l>) -> Found<Call<'l>> {
         let [codes, scales, absmax, offset] = self.parts()?;
-        let Format::FourBit { code, nested } = self.layout.format else {
-            return Ok(call.slice(codes).slice(scales));
+        let (code, nested) = match self.layout.format {
+            Format::FourBit { code, nested } => (code, nested),
+            Format::Int8 => return Ok(call.slice(codes).slice(scales)),
+            Format::Blocks(_) => return Err(FormError::NoForm),
         };
         let tables = gpu.code_tables()?;
         let call = call.slice(codes).slice(tables.values(code).map_err(failed)?);
@@ -111,11 +114,15 @@ impl<'l> Words<'l> {
         if n == 0 {
             return Err(FormError::NoForm);
         }
-        let op = if format == Format::Int8 { "dequantize_int8" } else { "dequantize_4bit" };
+        let op = match format {
+            Format::Int8 => "dequantize_int8",
+            Format::FourBit { .. } => "dequantize_4bit",
+            Format::Blocks(_) => return Err(FormError::NoForm),
+        };
         let call = self.pass(gpu, gpu.kernel(op, &[dtype])?)?.slice(out);
         let call = match format {
             Format::Int8 => call.u32(0).u32(rows).u32(cols),
-            Format::FourBit { .. } => call.u64(0).u64(n),
+            _ => call.u64(0).u64(n),
         };
         call.run(geometry::elements(n))
     }
@@ -138,6 +145,7 @@ impl<'l> Words<'l> {
             (Format::Int8, false) => "product_int8_backward",
             (Format::FourBit { .. }, true) => "product_4bit_forward",
             (Format::FourBit { .. }, false) => "product_4bit_backward",
+            (Format::Blocks(_), _) => return Err(FormError::NoForm),
         };
         let shape = GemmShape::quantized(m, [rows, cols], forward);
         let call = self.pass(gpu, gpu.kernel(op, &[dtype])?.slice(x).u64(shape.k))?.null();
@@ -212,8 +220,7 @@ fn product(
         Side::Backward => "quantized linear input grad",
     };
     let mut launch = device.launch(name, 2 * m as u64 * layout.n_elems() as u64, 0);
-    let size = [layout.rows, layout.cols];
-    let scratch = launch.scratch(quantized::product_scratch_bytes(device.host(), side, m, size, dtype))?;
+    let scratch = launch.scratch(quantized::product_scratch_bytes(device.host(), side, m, layout, dtype))?;
     Ok((launch, scratch))
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use oarlock_kernels::quantized::{self, Layout};
+use oarlock_kernels::quantized::{self, Format, Layout};
 use oarlock_kernels::{Error, Result};
 
 use crate::device::Device;
@@ -10,8 +10,11 @@ use crate::device::Device;
 /// The words of a weight of these elements.
 ///
 /// # Errors
-/// Another number of elements than the layout has.
+/// Another number of elements than the layout has, and blocks of GGUF, which are kept as files have them.
 pub fn quantize(device: &Device, layout: Layout, values: &[f32]) -> Result<Vec<i32>> {
+    if let Format::Blocks(kind) = layout.format {
+        return Err(Error::Usage(format!("a weight in blocks of {kind} comes from a GGUF file alone")));
+    }
     check("elements", values.len(), layout.n_elems())?;
     let mut words = vec![0; layout.n_words()];
     layout.quantize(device.host(), values, &mut words);

@@ -19,6 +19,7 @@ pub(crate) fn export(words: &[String]) -> Outcome {
         model,
         adapters,
         quantized,
+        dequantizes,
         out,
         max_shard_bytes,
         dtype,
@@ -46,6 +47,7 @@ pub(crate) fn export(words: &[String]) -> Outcome {
         model: &model,
         adapters: &adapters,
         quantized,
+        dequantizes,
         out: &out,
         max_shard_bytes,
         dtype,
@@ -77,6 +79,7 @@ pub(crate) fn export(words: &[String]) -> Outcome {
     };
     let every_weight = if matches!(quantized, Some(Quantized::Packed(_))) { "" } else { "every weight, " };
     let bits = match quantized {
+        None if dequantizes => ", what the blocks of the file stand for,".to_owned(),
         None => String::new(),
         Some(Quantized::Dequantized(format)) => {
             format!(", what their {} bits ({format}) stand for,", format.bits())

@@ -51,6 +51,16 @@ pub trait Packed: Debug + Send + Sync {
         None
     }
 
+    /// The layout of a matrix whose rows of blocks layers can dequantize part by part.
+    fn row_blocks(&self) -> Option<Layout> {
+        None
+    }
+
+    /// Some words of the rows of such a matrix. Whether all scales in rows that begin among them are finite.
+    fn row_words(&self, _files: &[MappedFile], _words: Range<usize>, _out: &mut [f32]) -> bool {
+        true
+    }
+
     /// Elements of any other, in row-major order. What cannot be read is NaN.
     fn read(&self, _files: &[MappedFile], _elements: Range<usize>, _out: &mut [f32]) {}
 

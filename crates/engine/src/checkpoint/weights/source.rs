@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use oarlock_comm::MappedFile;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::block_quantized::BlockLayout;
-use oarlock_tensor::{DType, Device, Par};
+use oarlock_tensor::{DType, Device, Par, Shape};
 
 use super::elements;
 use super::files::CHUNK_ELEMS;
@@ -33,6 +33,8 @@ pub struct SafetensorsSource {
     metadata: HashMap<String, String>,
     /// Warnings about the files.
     notes: Vec<String>,
+    /// Whether matrices in blocks are read as the panels of products of integers, instead of as rows.
+    in_panels: bool,
     /// The words of the quantized weight that was read last, of which other parts may be asked for next.
     last: Option<(String, Vec<i32>)>,
 }
@@ -118,7 +120,16 @@ impl SafetensorsSource {
         let tensors = matched.tensors.into_iter();
         let tensors = tensors.map(|(name, tensor)| (name, found[&tensor].clone())).collect();
         let path = path.to_path_buf();
-        let source = SafetensorsSource { path, files, tensors, buffers, metadata, notes, last: None };
+        let source = SafetensorsSource {
+            path,
+            files,
+            tensors,
+            buffers,
+            metadata,
+            notes,
+            in_panels: false,
+            last: None,
+        };
         Ok((source, matched.differences))
     }
 
@@ -129,6 +140,22 @@ impl SafetensorsSource {
             Some((name.strip_suffix(".weight")?.to_owned(), layout.format))
         };
         QuantizedLayers::At(self.tensors.iter().filter_map(layer).collect())
+    }
+
+    /// The linear layers whose weights the files hold in the blocks of GGUF, which layers can dequantize part by part.
+    pub fn layers_in_blocks(&self) -> QuantizedLayers {
+        let layer = |(name, located): (&String, &Located)| {
+            let layout = located.packed.as_ref()?.row_blocks()?;
+            Some((name.strip_suffix(".weight")?.to_owned(), layout.format))
+        };
+        QuantizedLayers::At(self.tensors.iter().filter_map(layer).collect())
+    }
+
+    /// Reads matrices in blocks as the panels of [`matrices_in_blocks`](Self::matrices_in_blocks) where a parameter has their
+    /// words, instead of as rows of blocks.
+    #[must_use]
+    pub fn in_panels(self) -> SafetensorsSource {
+        SafetensorsSource { in_panels: true, ..self }
     }
 
     /// The matrices that the files hold in blocks with which layers can compute, by the names of the model.
@@ -152,8 +179,16 @@ impl SafetensorsSource {
     /// Elements of a quantized matrix, or the words of one that layers compute with.
     fn read_packed(&mut self, slice: &ParamSlice<'_>, packed: &dyn Packed, out: &mut [f32]) -> Result<()> {
         let ParamSlice { name, elements, .. } = slice;
-        if packed.blocks().is_some() && slice.shape.sizes() != packed.shape() {
+        let is_words = slice.shape.sizes() != packed.shape();
+        if self.in_panels && packed.blocks().is_some() && is_words {
             return self.read_blocks(slice, packed, out);
+        }
+        if let Some(layout) = packed.row_blocks().filter(|_| is_words) {
+            let is_finite = packed.row_words(&self.files, elements.clone(), out);
+            are_whole(&self.files)?;
+            let (shape, whole) = (Shape::new(&[layout.rows, layout.cols])?, 0..layout.n_elems());
+            let weight = ParamSlice { name, shape, init: slice.init, elements: whole };
+            return if is_finite { Ok(()) } else { Err(self.not_finite(&weight)?) };
         }
         let Some(layout) = packed.layout() else {
             packed.read(&self.files, elements.clone(), out);
@@ -210,10 +245,8 @@ impl SafetensorsSource {
         let ParamSlice { name, shape, elements, .. } = slice;
         let fits = |t: &&Located| {
             let words = t.packed.as_ref().and_then(|packed| {
-                packed
-                    .layout()
-                    .map(|layout| layout.n_words())
-                    .or(packed.blocks().map(|blocks| blocks.n_words()))
+                let panels = packed.blocks().filter(|_| self.in_panels).map(|blocks| blocks.n_words());
+                panels.or(packed.layout().or(packed.row_blocks()).map(|layout| layout.n_words()))
             });
             (t.shape == shape.sizes() || words.is_some_and(|n| shape.sizes() == [n]))
                 && elements.len() == out.len()

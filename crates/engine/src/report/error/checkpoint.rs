@@ -178,6 +178,15 @@ pub enum Problem {
         /// Its shape in the model.
         expected: Vec<usize>,
     },
+    /// A frozen parameter that was held in another form.
+    #[error(
+        "it was saved by a run that held the frozen weight \"{name}\" in another form: quantized, in the blocks of a GGUF file, \
+         or as numbers; write `quantization_bit` and `gguf_weights` as that run had them"
+    )]
+    OtherForm {
+        /// The parameter.
+        name: String,
+    },
     /// A kind of state that the checkpoint lacks.
     #[error("it lacks {kind} of \"{name}\"")]
     MissingState {

@@ -163,6 +163,7 @@ mod tests {
                 out: &merged,
                 max_shard_bytes: 1 << 30,
                 dtype: Some(DType::F32),
+                dequantizes: false,
                 overwrite: false,
                 chat: None,
                 rope_scaling: None,

@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use oarlock_engine::Result;
 use oarlock_engine::checkpoint::weights::{FileDType, ModelFiles, Weight, check_weights_dtype};
 use oarlock_engine::nn::names_of;
 use oarlock_engine::shard::{ParamSlice, WeightSource};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::cpu::quantized::{BLOCK, Format, Layout, NESTED_BLOCK, Parts, Scales, dynamic_map};
 use oarlock_tensor::{DType, Init, Shape};
 use serde_json::json;
@@ -57,6 +57,9 @@ impl QuantizedFiles {
     /// A dtype in which weights cannot be written.
     pub fn new(config: &HfConfig, format: Format, options: &SaveOptions<'_>) -> Result<QuantizedFiles> {
         check_weights_dtype(options.dtype)?;
+        if let Format::Blocks(kind) = format {
+            return Err(Error::Usage(format!("bitsandbytes has no blocks of {kind}; write a GGUF file")));
+        }
         let mut model = Decoder::new(config.decoder().clone(), 1)?;
         let (all, quantized) = (names_of(&model), model.quantize(format, DType::F32)?);
         let (mut weights, mut tensors, mut seen) = (Vec::new(), HashMap::new(), HashSet::new());
@@ -157,6 +160,7 @@ impl Part {
                 [&[Part::Codes], &scales[..], &[Part::State]].concat()
             }
             Format::Int8 => vec![Part::Codes, Part::RowAbsmax, Part::RowOrder],
+            Format::Blocks(_) => Vec::new(),
         }
     }
 
@@ -204,6 +208,7 @@ impl Part {
                     _ => absmax.to_vec(),
                 };
             }
+            Parts::Blocks { .. } => return Vec::new(),
         };
         match (self, scales) {
             (Part::Codes, _) => bytes(codes),

@@ -181,7 +181,7 @@ impl HfConfig {
     }
 
     /// The settings of the files as they are.
-    pub(super) fn as_stored(&self) -> HfConfig {
+    pub(crate) fn as_stored(&self) -> HfConfig {
         let mut own = self.clone();
         if let Some((vocab_size, ties)) = own.stored.take() {
             own.decoder.vocab_size = vocab_size;

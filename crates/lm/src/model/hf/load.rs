@@ -65,7 +65,7 @@ pub fn load_in_blocks(
 ) -> Result<Option<LoadedModel>> {
     let n_positions = config.decoder().positions(n_positions);
     let mut decoder = Decoder::new(config.decoder().clone(), n_positions)?;
-    let mut source = SafetensorsSource::open(file, &config, &decoder)?;
+    let mut source = SafetensorsSource::open(file, &config, &decoder)?.in_panels();
     let layouts = source.matrices_in_blocks();
     if layouts.is_empty() {
         return Ok(None);

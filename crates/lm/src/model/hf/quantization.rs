@@ -201,5 +201,6 @@ pub(super) fn name_of(format: Format) -> &'static str {
         Format::FourBit { code: Code::Nf4, .. } => "nf4",
         Format::FourBit { code: Code::Fp4, .. } => "fp4",
         Format::Int8 => "int8",
+        Format::Blocks(_) => "blocks",
     }
 }

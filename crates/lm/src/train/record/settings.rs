@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use oarlock_config::config::{
     AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, DataParts, Elems, EvalArgs,
-    Finetuning, FreezeArgs, IntervalStrategy, Length, LoraConfig, LoraPlus, ModelArgs, ModelParts,
-    ModelSource, OftConfig, OptimizerArgs, Placements, RankArgs, RankParts, SaveArgs, SaveParts,
+    Finetuning, FreezeArgs, GgufWeights, IntervalStrategy, Length, LoraConfig, LoraPlus, ModelArgs,
+    ModelParts, ModelSource, OftConfig, OptimizerArgs, Placements, RankArgs, RankParts, SaveArgs, SaveParts,
     ScheduleArgs, ShardingConfig, Steps, TokenLossArgs, TrainArgs, TrainConfig, TrainParts,
 };
 use oarlock_config::settings::section::number;
@@ -74,8 +74,14 @@ impl Settings {
 
     fn model(&mut self, args: &ModelArgs) {
         self.0.extend(args.recorded());
-        let ModelParts { source, tokenizer, quantization, sparse_attention, new_tokens, rope_scaling } =
-            args.parts();
+        let parts = args.parts();
+        let ModelParts {
+            source, tokenizer, quantization, sparse_attention, new_tokens, rope_scaling, ..
+        } = parts;
+        // Blocks and what they stand for compute the same; which of both a checkpoint's run held is compared by itself.
+        if parts.gguf_weights != GgufWeights::Auto {
+            self.parts("gguf_weights", Some(&parts.gguf_weights), Effect::Nothing);
+        }
         match source {
             ModelSource::Folder(dir) => {
                 self.parts("model_name_or_path", Some(&dir), Effect::Nothing);
