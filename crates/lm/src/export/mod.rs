@@ -4,9 +4,11 @@
 
 mod asked;
 mod gguf;
+mod go;
 mod logits;
 mod modelfile;
 mod ollama;
+mod ollama_check;
 #[cfg(test)]
 mod tests;
 mod texts;

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::ollama_check::{Parts, json_in, proven};
 use crate::data::{ChatTemplate, Conversation, Message, Tokenizer};
 
 const SYSTEM: &str = "{{ .System }}";
@@ -17,48 +18,36 @@ pub(super) struct OllamaTemplate {
     pub(super) text: String,
     /// What stands behind an answer.
     pub(super) behind_answer: String,
+    /// What the chat template writes, and this one does not.
+    pub(super) lacks: Vec<&'static str>,
 }
 
-/// The template of a model; `None` for one that renders a message otherwise depending on its place or its text.
+/// The template of a model; `None` for one that renders a message otherwise depending on its place or its text. What it says is
+/// what the chat template says, in conversations of every kind; what it cannot say is named.
 pub(super) fn of_ollama(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<OllamaTemplate> {
-    let basis = Basis::of(template, tokenizer)?;
-    let begin = basis.begin(template);
-    let Basis { user, answer, behind, asks, .. } = &basis;
-    let thoughts = basis.thoughts(template).unwrap_or_default();
-    let calls = basis.calls(template);
-    let asks_or_not = basis.thinking(template).unwrap_or_else(|| asks.clone());
-    let mut text =
-        format!("{begin}{{{{ range $i, $message := .Messages }}}}{{{{ if eq .Role \"user\" }}}}{user}");
-    text.push_str("{{ else if eq .Role \"assistant\" }}");
-    text.push_str(asks);
-    text.push_str(&thoughts);
-    match &calls {
-        Some(calls) => {
-            text.push_str(&format!(
-                "{{{{ if .ToolCalls }}}}{}{{{{ else }}}}{answer}{behind}{{{{ end }}}}{{{{ else if eq .Role \"tool\" }}}}{}",
-                calls.calls, calls.result
-            ));
-        }
-        None => text.push_str(&format!("{answer}{behind}")),
-    }
-    text.push_str("{{ end }}");
-    // The last message asks for an answer.
-    if !asks_or_not.is_empty() {
-        text.push_str(&format!(
-            "{{{{ if and (eq (len (slice $.Messages $i)) 1) (ne .Role \"assistant\") }}}}{asks_or_not}{{{{ end }}}}"
-        ));
-    }
-    text.push_str("{{ end }}");
-    // Three quotes would end it in the file.
-    (!text.contains("\"\"\"")).then(|| OllamaTemplate { text, behind_answer: behind.clone() })
+    // Where the last answer begins with an empty thought that earlier ones lack, the parts are found with thoughts.
+    let basis = Basis::of(template.clone(), tokenizer)
+        .or_else(|| Basis::of(template.clone().thinking(true), tokenizer))?;
+    let (calls, last) = (basis.calls().or_else(|| basis.results()), basis.last(template)?);
+    let made = |parts: Parts| {
+        let text = basis.text(parts, calls.as_ref(), &last);
+        // Three quotes would end it in the file.
+        (!text.contains("\"\"\"")).then_some(text)
+    };
+    let (text, lacks) = proven(template, &made)?;
+    Some(OllamaTemplate { text, behind_answer: basis.behind, lacks })
 }
 
 /// The parts of conversations without functions.
 struct Basis {
+    /// The template, with or without thoughts.
+    template: ChatTemplate,
     /// What a text begins with, without a system prompt.
     prefix: String,
     /// A question; with what asks for the answer, where both cannot be told apart.
     user: String,
+    /// The first question, where it is another than the later ones.
+    first: Option<First>,
     /// What asks for an answer and stands before each, where it is known.
     asks: String,
     /// An answer, and what stands behind it.
@@ -66,35 +55,63 @@ struct Basis {
     behind: String,
 }
 
+/// The first question of a conversation.
+struct First {
+    /// Without a system prompt.
+    plain: String,
+    /// With one inside of it, where the template writes it there.
+    with_system: Option<String>,
+}
+
+/// What stands behind the last message, which asks for an answer.
+struct Last {
+    /// Where nobody says whether the model thinks.
+    plain: String,
+    /// Where somebody may say it.
+    thinking: Option<String>,
+}
+
 /// Calls of functions, and their results.
 struct Calls {
-    calls: String,
+    /// `None` where the template writes nothing of a call but the text of its message.
+    calls: Option<String>,
     result: String,
 }
 
 impl Basis {
-    fn of(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<Basis> {
+    fn of(template: ChatTemplate, tokenizer: &Tokenizer) -> Option<Basis> {
         let user = || Message::new("user", CONTENT);
         let answer = Message::new("assistant", "{{ .Answer }}");
-        let one = rendered(template, None, None, vec![user()])?;
-        let two = rendered(template, None, None, vec![user(), answer, user()])?;
+        let one = rendered(&template, None, None, vec![user()])?;
+        let two = rendered(&template, None, None, vec![user(), answer, user()])?;
         // The second question comes after the first and its answer, and ends as the first does.
         let rest = two.strip_prefix(&one)?;
         let (answer, behind) = rest.split_once("{{ .Answer }}")?;
-        let common = one.bytes().rev().zip(behind.bytes().rev()).take_while(|(a, b)| a == b).count();
-        // What ends an answer may end other messages, too: it belongs to the answer.
-        let ends = end_of_answer(behind, tokenizer);
-        let mut at = (behind.len() - common).max(ends);
-        while !behind.is_char_boundary(at) {
-            at += 1;
-        }
+        let at = match whole_answer(&template, &one, answer) {
+            // A conversation that ends with the answer ends with what stands behind it.
+            Some(end) if behind.starts_with(&end) && behind[end.len()..].contains(CONTENT) => end.len(),
+            _ => {
+                // What begins a text, or ends a system prompt, may by chance end as an answer does.
+                let with_system = rendered(&template, Some(SYSTEM), None, vec![user()]).unwrap_or_default();
+                let common = common_end(behind, &one).min(match with_system.contains(SYSTEM) {
+                    true => common_end(behind, &with_system),
+                    false => usize::MAX,
+                });
+                // What ends an answer may end other messages, too: it belongs to the answer.
+                let mut at = (behind.len() - common).max(end_of_answer(behind, tokenizer));
+                while !behind.is_char_boundary(at) {
+                    at += 1;
+                }
+                at
+            }
+        };
         let (behind, question) = behind.split_at(at);
         if !question.contains(CONTENT) {
             return None;
         }
-        let prefix = one.strip_suffix(question)?.to_owned();
+        let prefix = one.strip_suffix(question).unwrap_or_default().to_owned();
         // Of two questions in a row the first asks for nothing.
-        let twice = rendered(template, None, None, vec![user(), user()]);
+        let twice = rendered(&template, None, None, vec![user(), user()]);
         let alone = twice.and_then(|twice| {
             let alone = question.get(..twice.len().checked_sub(one.len())?)?;
             (twice == format!("{prefix}{alone}{question}") && alone.contains(CONTENT))
@@ -103,16 +120,70 @@ impl Basis {
         let asks = alone.as_ref().map_or("", |alone| &question[alone.len()..]).to_owned();
         let user = alone.unwrap_or_else(|| question.to_owned());
         let answer = format!("{answer}{CONTENT}");
-        Some(Basis { prefix, user, asks, answer, behind: behind.to_owned() })
+        let plain = one.strip_prefix(&prefix)?.strip_suffix(&asks)?.to_owned();
+        let with_system = rendered(&template, Some(SYSTEM), None, vec![Message::new("user", CONTENT)])
+            .filter(|text| !text.ends_with(question))
+            .and_then(|text| Some(text.strip_prefix(&prefix)?.strip_suffix(&asks)?.to_owned()))
+            .filter(|text| text.contains(SYSTEM) && text.contains(CONTENT));
+        let is_other = plain != user || with_system.is_some();
+        let first = is_other.then_some(First { plain, with_system });
+        Some(Basis { template, prefix, user, first, asks, answer, behind: behind.to_owned() })
+    }
+
+    /// A question, by its place.
+    fn question(&self, parts: Parts) -> String {
+        let Some(First { plain, with_system }) = &self.first else { return self.user.clone() };
+        let first = match with_system.as_ref().filter(|_| parts.system) {
+            Some(with) => {
+                let with = with.replace(SYSTEM, "{{ $.System }}");
+                format!("{{{{ if $.System }}}}{with}{{{{ else }}}}{plain}{{{{ end }}}}")
+            }
+            None => plain.clone(),
+        };
+        format!("{{{{ if $first }}}}{first}{{{{ $first = false }}}}{{{{ else }}}}{}{{{{ end }}}}", self.user)
+    }
+
+    /// The template with these parts.
+    fn text(&self, parts: Parts, calls: Option<&Calls>, last: &Last) -> String {
+        let begin = self.begin(parts);
+        let Basis { answer, behind, asks, .. } = self;
+        let thoughts = self.thoughts().filter(|_| parts.thoughts).unwrap_or_default();
+        let asks_or_not = last.thinking.as_ref().filter(|_| parts.thinking).unwrap_or(&last.plain);
+        let place = if self.first.is_some() { "{{ $first := true }}" } else { "" };
+        let mut text = format!(
+            "{begin}{place}{{{{ range $i, $message := .Messages }}}}{{{{ if eq .Role \"user\" }}}}{}",
+            self.question(parts)
+        );
+        text.push_str("{{ else if eq .Role \"assistant\" }}");
+        text.push_str(asks);
+        text.push_str(&thoughts);
+        match calls.filter(|_| parts.calls) {
+            Some(Calls { calls: Some(calls), result }) => text.push_str(&format!(
+                "{{{{ if .ToolCalls }}}}{calls}{{{{ else }}}}{answer}{behind}{{{{ end }}}}{{{{ else if eq .Role \"tool\" }}}}{result}"
+            )),
+            Some(Calls { calls: None, result }) => {
+                text.push_str(&format!("{answer}{behind}{{{{ else if eq .Role \"tool\" }}}}{result}"));
+            }
+            None => text.push_str(&format!("{answer}{behind}")),
+        }
+        text.push_str("{{ end }}");
+        // The last message asks for an answer.
+        if !asks_or_not.is_empty() {
+            text.push_str(&format!(
+                "{{{{ if and (eq (len (slice $.Messages $i)) 1) (ne .Role \"assistant\") }}}}{asks_or_not}{{{{ end }}}}"
+            ));
+        }
+        text + "{{ end }}"
     }
 
     /// What a text begins with: the system prompt and the functions, where there are any.
-    fn begin(&self, template: &ChatTemplate) -> String {
+    fn begin(&self, parts: Parts) -> String {
+        let template = &self.template;
         let before = |system: Option<&str>, tools: Option<Value>| {
             let text = rendered(template, system, tools, vec![Message::new("user", CONTENT)])?;
             Some(text.strip_suffix(&format!("{}{}", self.user, self.asks))?.to_owned())
         };
-        let system = before(Some(SYSTEM), None).filter(|text| text.contains(SYSTEM));
+        let system = before(Some(SYSTEM), None).filter(|text| parts.system && text.contains(SYSTEM));
         let either = |system: Option<&String>, without: &str| match system {
             Some(system) => format!("{{{{ if .System }}}}{system}{{{{ else }}}}{without}{{{{ end }}}}"),
             None => without.to_owned(),
@@ -122,13 +193,14 @@ impl Basis {
             let (one, two) = (before(system, Some(functions(1)))?, before(system, Some(functions(2)))?);
             in_go(&one, &two)
         };
-        let Some(tools) = with_tools(None) else { return plain };
-        let both = with_tools(Some(SYSTEM)).filter(|text| text.contains(SYSTEM));
+        let Some(tools) = with_tools(None).filter(|_| parts.tools) else { return plain };
+        let both = with_tools(Some(SYSTEM)).filter(|text| parts.system && text.contains(SYSTEM));
         format!("{{{{ if .Tools }}}}{}{{{{ else }}}}{plain}{{{{ end }}}}", either(both.as_ref(), &tools))
     }
 
     /// The thoughts before an answer, where the template writes those of earlier answers.
-    fn thoughts(&self, template: &ChatTemplate) -> Option<String> {
+    fn thoughts(&self) -> Option<String> {
+        let template = &self.template;
         let user = || Message::new("user", CONTENT);
         let mut answer = Message::new("assistant", CONTENT);
         answer.extra.insert("reasoning_content".to_owned(), THINKING.into());
@@ -139,28 +211,42 @@ impl Basis {
         thoughts.contains(THINKING).then(|| format!("{{{{ if .Thinking }}}}{thoughts}{{{{ end }}}}"))
     }
 
-    /// What asks for an answer, with thoughts or without, where the template can be told.
-    fn thinking(&self, template: &ChatTemplate) -> Option<String> {
-        let asks = |thinks: bool| {
-            let template = template.clone().thinking(thinks);
-            let text = rendered(&template, None, None, vec![Message::new("user", CONTENT)])?;
-            Some(text.strip_prefix(&format!("{}{}", self.prefix, self.user))?.to_owned())
+    /// What asks for an answer, by the template itself.
+    fn last(&self, template: &ChatTemplate) -> Option<Last> {
+        let asks = |template: &ChatTemplate| {
+            let text = rendered(template, None, None, vec![Message::new("user", CONTENT)])?;
+            let question = self.first.as_ref().map_or(&self.user, |first| &first.plain);
+            Some(text.strip_prefix(&self.prefix)?.strip_prefix(question)?.to_owned())
         };
-        let (on, off) = (asks(true)?, asks(false)?);
-        match (self.asks.is_empty() || on == off, self.asks == off) {
-            (true, _) => None,
-            (false, true) => {
+        let told = |thinks: bool| asks(&template.clone().thinking(thinks));
+        let plain = asks(template)?;
+        let thinking = match (told(true), told(false)) {
+            (Some(on), Some(off)) if on != off && plain == off => {
                 Some(format!("{{{{ if and $.IsThinkSet $.Think }}}}{on}{{{{ else }}}}{off}{{{{ end }}}}"))
             }
-            (false, false) => {
-                let (asks, not) = (&self.asks, "and $.IsThinkSet (not $.Think)");
-                Some(format!("{{{{ if {not} }}}}{off}{{{{ else }}}}{asks}{{{{ end }}}}"))
+            (Some(on), Some(off)) if on != off => {
+                let not = "and $.IsThinkSet (not $.Think)";
+                Some(format!("{{{{ if {not} }}}}{off}{{{{ else }}}}{plain}{{{{ end }}}}"))
             }
-        }
+            _ => None,
+        };
+        Some(Last { plain, thinking })
+    }
+
+    /// Results alone, of a template that writes calls as the text of their message.
+    fn results(&self) -> Option<Calls> {
+        let answer = Message::new("assistant", "{{ .Answer }}");
+        let messages = vec![Message::new("user", CONTENT), answer, Message::new("tool", CONTENT)];
+        let one = rendered(&self.template, None, None, messages[..1].to_vec())?;
+        let text = rendered(&self.template, None, None, messages)?;
+        let before = format!("{}{}", self.answer.replace(CONTENT, "{{ .Answer }}"), self.behind);
+        let result = text.strip_prefix(&one)?.strip_prefix(&before)?.strip_suffix(&self.asks)?;
+        (result.matches(CONTENT).count() == 1).then(|| Calls { calls: None, result: result.to_owned() })
     }
 
     /// Calls and results.
-    fn calls(&self, template: &ChatTemplate) -> Option<Calls> {
+    fn calls(&self) -> Option<Calls> {
+        let template = &self.template;
         let begin = rendered(template, None, Some(functions(1)), vec![Message::new("user", CONTENT)])?;
         let with = |n: usize| {
             let mut call = Message::new("assistant", "");
@@ -201,8 +287,21 @@ impl Basis {
             "{{{{ range $n, $call := .ToolCalls }}}}{{{{ if $n }}}}{between}{{{{ else }}}}{head}{{{{ end }}}}\
              {{{{ $call.Function.Name }}}}{middle}{{{{ $call.Function.Arguments }}}}{{{{ end }}}}{end}"
         );
-        Some(Calls { calls, result: result.to_owned() })
+        Some(Calls { calls: Some(calls), result: result.to_owned() })
     }
+}
+
+/// What stands behind an answer at the end of a conversation, where that is the same conversation up to there.
+fn whole_answer(template: &ChatTemplate, one: &str, answer: &str) -> Option<String> {
+    let messages = vec![Message::new("user", CONTENT), Message::new("assistant", "{{ .Answer }}")];
+    let whole = template.render(&Conversation { messages, ..Conversation::default() }).ok()?;
+    let behind = whole.text.strip_prefix(one)?.strip_prefix(answer)?.strip_prefix("{{ .Answer }}")?;
+    (!behind.is_empty()).then(|| behind.to_owned())
+}
+
+/// The bytes with which both texts end.
+fn common_end(a: &str, b: &str) -> usize {
+    a.bytes().rev().zip(b.bytes().rev()).take_while(|(a, b)| a == b).count()
 }
 
 /// The bytes of the token with which an answer ends, and of the lines behind it.
@@ -260,16 +359,6 @@ fn in_go(one: &str, two: &str) -> Option<String> {
     })
 }
 
-/// Where a text has this value as JSON, from a place on.
-fn json_in(text: &str, from: usize, value: &Value) -> Option<std::ops::Range<usize>> {
-    text[from..].match_indices('{').find_map(|(at, _)| {
-        let begin = from + at;
-        let mut found = serde_json::Deserializer::from_str(&text[begin..]).into_iter::<Value>();
-        let is_value = found.next()?.ok()? == *value;
-        is_value.then(|| begin..begin + found.byte_offset())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -287,8 +376,8 @@ mod tests {
         std::fs::write(folder.path().join("chat_template.jinja"), CHATML).unwrap();
         let (template, tokenizer) =
             (ChatTemplate::read(folder.path()).unwrap(), Tokenizer::open(folder.path()).unwrap());
-        let OllamaTemplate { text, behind_answer } = of_ollama(&template, &tokenizer).unwrap();
-        assert_eq!(behind_answer, "<|im_end|>\n");
+        let OllamaTemplate { text, behind_answer, lacks } = of_ollama(&template, &tokenizer).unwrap();
+        assert_eq!((behind_answer.as_str(), lacks), ("<|im_end|>\n", Vec::new()));
         for part in [
             "{{ if .Tools }}{{ if .System }}<|im_start|>system\n{{ .System }}\n\n<tools>\n{{ range $n, $tool := .Tools }}\
              {{ if $n }}\n{{ end }}{{ $tool }}{{ end }}\n</tools><|im_end|>\n{{ else }}<|im_start|>system\n<tools>\n",

@@ -68,7 +68,9 @@ pub(super) fn beside_weights(
         left_out = Some("chat_template.jinja");
     }
     let words = chat.as_ref().map_or(&[][..], Chat::stop_words);
-    files.push(("Modelfile", modelfile(template.as_ref(), tokenizer, &stops, words)));
+    let (text, warning) = modelfile(template.as_ref(), tokenizer, &stops, words);
+    files.push(("Modelfile", text));
+    warnings.extend(warning);
     match files.iter_mut().find(|(name, _)| *name == TOKENIZER_CONFIG) {
         Some((_, text)) => *text = edited(text, &left).map_err(|e| Error::bad_file(&path, e.to_string()))?,
         None => {
