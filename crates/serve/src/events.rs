@@ -72,7 +72,9 @@ pub enum Event {
     Token(Token),
     /// The answer is complete.
     Finished(Finished),
-    /// There will be no answer, and why.
+    /// There will be no answer as the request wants it, and why: the client is at fault.
+    Refused(String),
+    /// There will be no answer, and why: the server is at fault.
     Failed(String),
 }
 
@@ -102,7 +104,7 @@ impl EventSender {
     /// [`Canceled`] where nobody waits for it; so the backend ends the sequence. This is also the answer to events behind
     /// the end, and to more tokens than the request allows.
     pub fn send(&mut self, event: Event) -> Result<(), Canceled> {
-        let is_last = matches!(event, Event::Finished(_) | Event::Failed(_));
+        let is_last = matches!(event, Event::Finished(_) | Event::Refused(_) | Event::Failed(_));
         // One place is kept for the end.
         if self.is_over || self.is_canceled() || (self.n_left <= 1 && !is_last) {
             return Err(Canceled);

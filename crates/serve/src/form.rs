@@ -30,6 +30,8 @@ pub enum TextForm {
     OneOf(Vec<String>),
     /// What a grammar in Lark's notation gives.
     Lark(String),
+    /// What a grammar in llama.cpp's notation gives.
+    Gbnf(String),
 }
 
 /// A JSON schema.

@@ -173,7 +173,7 @@ impl Run {
     /// What an event shows; nothing, where it is held back.
     fn take(&mut self, choice: usize, event: Event) -> Result<Option<Delta>, ApiError> {
         let is_start = !self.has_started;
-        if is_start && !matches!(event, Event::Failed(_)) {
+        if is_start && !matches!(event, Event::Refused(_) | Event::Failed(_)) {
             self.has_started = true;
             let over = self.shared.reaches(Phase::Over);
             self.watch = Box::pin(async move {
@@ -191,6 +191,9 @@ impl Run {
             Event::Started => {
                 sequence.begin = Instant::now();
                 return Ok(is_start.then_some(delta));
+            }
+            Event::Refused(message) => {
+                return Err(self.fail(ApiError::invalid(format!("There is no such answer: {message}"))));
             }
             Event::Failed(message) => {
                 return Err(self.fail(ApiError::failed(format!("The model could not answer: {message}"))));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oarlock::data::{self, Tokenizer, tool_calls};
-use oarlock::generate::engine::{self, Answer, Event, Metrics, Request};
+use oarlock::generate::engine::{self, Answer, Event, Failure, Metrics, Request};
 use oarlock::generate::{self, Grammar, Stop};
 use oarlock_serve::{
     Alternative, AnswerFormat, Backend, Call, Canceled, Conversation, EventSender, Finished, Form, Model,
@@ -223,6 +223,7 @@ fn hand(
             let end = Finished { reason, n_cached_tokens: finished.n_cached, timings: Some(timings) };
             oarlock_serve::Event::Finished(end)
         }
+        Event::Failed(Failure::Request(problem)) => oarlock_serve::Event::Refused(problem),
         Event::Failed(failure) => oarlock_serve::Event::Failed(failure.to_string()),
     };
     events.send(event)

@@ -90,6 +90,7 @@ fn rule(text: &TextForm) -> Option<Rule> {
             Some(Rule::Regex(texts.join("|")))
         }
         TextForm::Lark(grammar) => Some(Rule::Lark(grammar.clone())),
+        TextForm::Gbnf(grammar) => Some(Rule::Gbnf(grammar.clone())),
     }
 }
 
@@ -121,6 +122,8 @@ mod tests {
         let plain = AnswerFormat::default();
         let said = rules(&form(TextForm::OneOf(vec!["a|b".to_owned(), "c".to_owned()])), &plain);
         assert_eq!(said, [("text".to_owned(), Rule::Regex("a\\|b|c".to_owned()))]);
+        let said = rules(&form(TextForm::Gbnf("root ::= \"a\"".to_owned())), &plain);
+        assert_eq!(said, [("text".to_owned(), Rule::Gbnf("root ::= \"a\"".to_owned()))]);
         let marks = ThoughtMarks { open: "<think>".into(), close: "</think>".into(), is_open: true };
         let thinks = AnswerFormat { thoughts: Some(marks), calls: None };
         let (lark, n_rules) = lark(&form(TextForm::Regex("a".to_owned())), &thinks);

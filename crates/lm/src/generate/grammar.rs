@@ -1,9 +1,9 @@
-//! Grammars: JSON of a schema, regular expressions and Lark's notation, which say what may come next in an answer.
+//! Grammars: JSON of a schema, regular expressions, and the notations of Lark and llama.cpp, which say what may come next in an answer.
 //!
 //! What strangers wrote is read on a thread of its own with bounds to its time and memory, and a grammar that takes too
 //! much for a single token ends its answer with an error.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use oarlock_engine::{Error, Result};
 use serde_json::Value;
 
 use super::constraint::{Constraint, TokenSet};
+use super::gbnf;
 use crate::data::Tokenizer;
 use crate::data::confined::{self, Bounds};
 
@@ -26,7 +27,8 @@ const BOUNDS: Bounds = Bounds {
     time: Duration::from_secs(5),
 };
 
-/// How many grammars may go beyond [`BOUNDS`]. Each leaves a thread behind that cannot be ended.
+/// How many grammars may be beyond [`BOUNDS`] at a time. Each has a thread that cannot be ended: one that is slow ends by itself,
+/// one that wants too much memory sleeps.
 const MOST_GIVEN_UP: usize = 8;
 
 /// The states of the lexer of one answer: each takes about two kilobytes.
@@ -58,12 +60,43 @@ pub enum Rule {
     Regex(String),
     /// A grammar in the notation of Lark as llguidance reads it. `@name` stands for another rule of the same grammar.
     Lark(String),
+    /// A grammar in the notation of llama.cpp (GBNF), which begins with the rule `root`.
+    Gbnf(String),
 }
 
 /// The tokens of a model as grammars see them.
 pub struct Vocabulary {
     factory: Arc<ParserFactory>,
-    n_given_up: AtomicUsize,
+    n_given_up: Arc<AtomicUsize>,
+}
+
+/// A grammar that is being read. Whoever waits may give it up; it counts as given up until its thread is done.
+struct Reading {
+    /// Whether nobody waits any more, or its thread is done, whichever is first.
+    is_left: AtomicBool,
+    n_given_up: Arc<AtomicUsize>,
+}
+
+impl Reading {
+    /// To be called by who waits.
+    fn give_up(&self) {
+        // Counted first, so that a thread that is done in this moment takes away what is there.
+        self.n_given_up.fetch_add(1, Ordering::Relaxed);
+        if self.is_left.swap(true, Ordering::AcqRel) {
+            self.n_given_up.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What the thread holds until it is done.
+struct Thread(Arc<Reading>);
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        if self.0.is_left.swap(true, Ordering::AcqRel) {
+            self.0.n_given_up.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Vocabulary {
@@ -95,7 +128,7 @@ impl Vocabulary {
         factory.quiet();
         let limits = factory.limits_mut();
         (limits.max_lexer_states, limits.verbose_errors) = (MOST_LEXER_STATES, false);
-        Ok(Vocabulary { factory: Arc::new(factory), n_given_up: AtomicUsize::new(0) })
+        Ok(Vocabulary { factory: Arc::new(factory), n_given_up: Arc::default() })
     }
 
     /// Reads a grammar. It begins with the first rule, and Lark's notation names the others.
@@ -108,12 +141,17 @@ impl Vocabulary {
             return Err(wrong(&problem));
         }
         if self.n_given_up.load(Ordering::Relaxed) >= MOST_GIVEN_UP {
-            return Err(wrong("too many forms have taken too long, and no more are read"));
+            return Err(wrong("too many forms take too long, and no more are read"));
         }
         let factory = self.factory.clone();
-        let grammars = rules.into_iter().map(|(name, rule)| rule.named(name)).collect();
+        let named = rules.into_iter().map(|(name, rule)| rule.named(name));
+        let grammars = named.collect::<std::result::Result<_, _>>().map_err(|problem| wrong(&problem))?;
         let top = TopLevelGrammar { grammars, max_tokens: None };
+        let n_given_up = self.n_given_up.clone();
+        let reading = Arc::new(Reading { is_left: AtomicBool::new(false), n_given_up });
+        let thread = Thread(reading.clone());
         let read = confined::run(BOUNDS, move || {
+            let _until_done = thread;
             let mut matcher = Matcher::new(factory.create_parser(top));
             // What cannot begin is found here, and not by the first answer.
             matcher.compute_mask().map(|mask| (matcher, mask.is_zero())).map_err(|error| format!("{error:#}"))
@@ -124,7 +162,7 @@ impl Vocabulary {
             Ok(Err(problem)) => Err(wrong(&shown(&problem))),
             Err(confined::Abandoned::Panicked) => Err(wrong("it is not understood")),
             Err(_) => {
-                self.n_given_up.fetch_add(1, Ordering::Relaxed);
+                reading.give_up();
                 Err(wrong("it takes too long to read"))
             }
         }
@@ -149,7 +187,7 @@ impl Rule {
         }
     }
 
-    fn named(self, name: String) -> GrammarWithLexer {
+    fn named(self, name: String) -> std::result::Result<GrammarWithLexer, String> {
         let grammar = match self {
             Rule::Json { mut schema, is_strict } => {
                 // The parser's own options are not the client's to choose.
@@ -160,8 +198,9 @@ impl Rule {
             }
             Rule::Regex(regex) => GrammarWithLexer::from_regex(&regex),
             Rule::Lark(text) => GrammarWithLexer::from_lark(text),
+            Rule::Gbnf(text) => GrammarWithLexer::from_lark(gbnf::to_lark(&text)?),
         };
-        GrammarWithLexer { name: Some(name), ..grammar }
+        Ok(GrammarWithLexer { name: Some(name), ..grammar })
     }
 }
 
@@ -231,5 +270,31 @@ impl Constraint for Held {
         let mask = matcher.compute_mask_or_eos().map_err(|error| failed(&error.to_string()))?;
         mask.iter_set_entries(|id| allowed.insert(id as u32));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grammar_that_was_given_up_counts_until_its_thread_is_done() {
+        let n_given_up: Arc<AtomicUsize> = Arc::default();
+        let begin = || {
+            let reading = Reading { is_left: AtomicBool::new(false), n_given_up: n_given_up.clone() };
+            let reading = Arc::new(reading);
+            (Thread(reading.clone()), reading)
+        };
+        let count = || n_given_up.load(Ordering::Relaxed);
+        let (thread, reading) = begin();
+        reading.give_up();
+        assert_eq!(count(), 1);
+        drop(thread);
+        assert_eq!(count(), 0);
+        // One that is done in the moment in which it is given up.
+        let (thread, reading) = begin();
+        drop(thread);
+        reading.give_up();
+        assert_eq!(count(), 0);
     }
 }

@@ -102,6 +102,71 @@ fn each_notation_says_which_texts_there_are() {
     check(&vocabulary.grammar(rules).unwrap(), &["<true>"], &["true", "<1>"]);
 }
 
+#[test]
+fn grammars_of_llama_cpp_say_the_same_here() {
+    let vocabulary = vocabulary();
+    let gbnf = |text: &str| one(&vocabulary, Rule::Gbnf(text.to_owned()));
+    // Values with nesting, escapes and optional spaces.
+    let values = r##"
+# A value, and nothing behind it.
+root ::= value
+value ::= map | row | word | number | ("yes" | "no")
+map ::= "{" gap ( pair ("," gap pair)* )? "}" gap
+pair ::= word ":" gap value
+row ::= "[" gap ( value
+    ("," gap value)* )? "]" gap
+word ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" gap
+number ::= "-"? ([0-9] | [1-9] [0-9]{0,15}) ("." [0-9]+)? gap
+gap ::= | " " | "\n" [ \t]{0,20}
+"##;
+    check(
+        &gbnf(values).unwrap(),
+        &["{}", r#"{"é\u00e9":[1,-2.5,yes], "b":{}}"#, "[]", "no", r#""""#, "[\n  1]"],
+        &["{", r#"{"a"}"#, "01", "[1,]", r#""\q""#, "yesno", ""],
+    );
+    let list = r#"root ::= item+
+item ::= "- " [^\r\n\x0b\x0c\x85\u2028\u2029]+ "\n""#;
+    check(&gbnf(list).unwrap(), &["- a\n", "- é\n- b c\n"], &["", "- \n", "- a", "a\n", "- a\n\n"]);
+    // A literal that another begins with, and texts of which both would do.
+    let moves = r#"root ::= "1. " move " " move "\n" ([1-9] [0-9]? ". " move " " move "\n")*
+move ::= (pawn | piece | castle) [+#]?
+pawn ::= ([a-h] "x")? [a-h] [1-8] ("=" [NBRQ])?
+piece ::= [NBRQK] [a-h]? [1-8]? "x"? [a-h] [1-8]
+castle ::= "O-O" "-O"?"#;
+    check(
+        &gbnf(moves).unwrap(),
+        &["1. e4 e5\n", "1. e4 Nf6\n2. exd5+ O-O-O\n", "1. Nbd7 O-O\n10. a8=Q# Kxa1\n"],
+        &["1. e4\n", "1. e9 e5\n", "2. e4 e5\n", "1. O-O-O-O e5\n"],
+    );
+    let cut = r#"root ::= "a" "b" "x" | "ab" "y" | . . "z""#;
+    check(&gbnf(cut).unwrap(), &["abx", "aby", "abz", "éaz"], &["ab", "xy", "abq"]);
+    let error = gbnf("root ::= \"a\"\nb ::= (").unwrap_err();
+    assert!(error.contains("line 2: a bracket is not closed"), "{error}");
+    // Beside other rules, as behind thoughts.
+    let whole = Rule::Lark("start: \"<\" @text \">\"".to_owned());
+    let inner = Rule::Gbnf("root ::= \"a\"+".to_owned());
+    let rules = vec![("whole".to_owned(), whole), ("text".to_owned(), inner)];
+    check(&vocabulary.grammar(rules).unwrap(), &["<aa>"], &["<>", "aa"]);
+}
+
+/// An answer whose form takes too much for a token ends with an error of its request, and says so.
+#[test]
+fn a_grammar_that_grows_too_heavy_is_an_error_of_its_request() {
+    let vocabulary = vocabulary();
+    // A text of n letters has more and more ways to be read.
+    let ways: Vec<String> = (2..12).map(|n| vec!["x"; n].join(" ")).collect();
+    let rule = Rule::Lark(format!("start: x\nx: \"a\" | {}", ways.join(" | ")));
+    let (mut constraint, mut answer) = (one(&vocabulary, rule).unwrap().constraint(), Vec::new());
+    let error = (0..200).find_map(|_| {
+        let mut allowed = TokenSet::empty(N_TOKENS);
+        let error = constraint.allow(&answer, &mut allowed).err();
+        answer.push(u32::from(b'a') + FIRST_BYTE);
+        error
+    });
+    assert!(answer.len() > 2, "{error:?}");
+    assert!(matches!(error, Some(oarlock_engine::Error::Usage(_))), "{error:?}");
+}
+
 /// As servers write them around a text: what the words between the marks are comes first, and calls may stand anywhere.
 #[test]
 fn thoughts_and_calls_stand_around_a_text() {

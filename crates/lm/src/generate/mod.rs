@@ -5,6 +5,8 @@ mod chat;
 mod choices;
 mod constraint;
 pub mod engine;
+#[cfg(feature = "tokenizers")]
+mod gbnf;
 mod generator;
 #[cfg(feature = "tokenizers")]
 mod grammar;

@@ -29,9 +29,16 @@ pub(crate) fn text_form(fields: &mut Fields) -> Result<Option<Wanted<TextForm>>,
     if let Some(format) = fields.fields("response_format")? {
         found.extend(of_format(format)?.map(|what| Wanted { what, param: "response_format" }));
     }
-    for param in ["guided_json", "json_schema", "guided_regex", "guided_choice", "guided_grammar"] {
+    let params = ["guided_json", "json_schema", "guided_regex", "guided_choice", "guided_grammar", "grammar"];
+    for param in params {
         if let Some(value) = fields.take(param) {
-            let name = param.strip_prefix("guided_").unwrap_or("json");
+            let name = match param {
+                "json_schema" => "json",
+                // llama.cpp takes an empty text for none.
+                "grammar" if value == "" => continue,
+                "grammar" => "gbnf",
+                other => other.strip_prefix("guided_").unwrap_or(other),
+            };
             found.push(Wanted { what: of_field(name, value, param)?, param });
         }
     }
@@ -102,6 +109,9 @@ fn of_field(name: &str, value: Value, param: &str) -> Result<TextForm, ApiError>
             Err(ApiError::field(param, format!("`{param}` has at most {MOST_BYTES} bytes.")))
         }
         ("regex", Value::String(text)) => Ok(TextForm::Regex(text)),
+        ("gbnf", Value::String(text)) => Ok(TextForm::Gbnf(text)),
+        // Both notations are written there, and rules of llama.cpp's alone have this sign.
+        (_, Value::String(text)) if text.contains("::=") => Ok(TextForm::Gbnf(text)),
         (_, Value::String(text)) => Ok(TextForm::Lark(text)),
         (_, other) => Err(wrong(param, "a string", &other)),
     }

@@ -24,7 +24,7 @@ pub(crate) struct Generation {
 }
 
 /// Each of these fields wants another answer than can be given.
-const UNSUPPORTED: [&str; 4] = ["audio", "functions", "grammar", "web_search_options"];
+const UNSUPPORTED: [&str; 3] = ["audio", "functions", "web_search_options"];
 
 /// The most tokens whose logits a request changes.
 const MOST_BIASES: usize = 1024;

@@ -253,7 +253,6 @@ fn what_cannot_be_done_is_refused_with_its_name() {
         (json!({ "messages": [{ "role": "user", "content": audio }] }), "messages[0].content[1]"),
         (json!({ "response_format": { "type": "grammar" } }), "response_format.type"),
         (json!({ "tools": tools(), "tool_choice": "perhaps" }), "tool_choice"),
-        (json!({ "grammar": "root ::= \"a\"" }), "grammar"),
         (json!({ "modalities": ["text", "audio"] }), "modalities"),
         (json!({ "structured_outputs": { "structural_tag": {} } }), "structured_outputs.structural_tag"),
         (json!({ "functions": [{ "name": "f" }] }), "functions"),
@@ -328,5 +327,9 @@ fn faults_of_the_backend_are_not_those_of_the_client() {
     let error = server.chat(&ask("drop 2")).error(500);
     assert!(error["message"].as_str().unwrap().contains("given up"));
     server.chat(&ask("panic")).error(500);
+    // What the request asks for is the client's.
+    let error = server.chat(&ask("misfit 2")).error(400);
+    assert!(error["message"].as_str().unwrap().contains("it takes too much for a token"), "{error}");
+    assert_eq!(error["type"], "invalid_request_error");
     server.chat(&ask("say still here")).ok();
 }

@@ -143,6 +143,7 @@ fn script(prompt: &str, seed: u64) -> (Vec<Vec<u8>>, &'static str) {
         ("say", text) => (pieces(text), ""),
         ("count", n) => ((0..count(n)).map(word).collect(), ""),
         ("fail", n) => ((0..count(n)).map(word).collect(), "fail"),
+        ("misfit", n) => ((0..count(n)).map(word).collect(), "misfit"),
         ("hang", _) => (Vec::new(), "hang"),
         ("drop", n) => ((0..count(n)).map(word).collect(), "drop"),
         ("either", text) if seed.is_multiple_of(2) => (pieces(text), ""),
@@ -338,6 +339,10 @@ fn answer(
     }
     if then == "drop" {
         return Ok(());
+    }
+    if then == "misfit" {
+        return events
+            .send(Event::Refused("the form of the answer: it takes too much for a token".to_owned()));
     }
     if then == "fail" {
         return events.send(Event::Failed("the model is out of memory".to_owned()));

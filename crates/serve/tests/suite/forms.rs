@@ -47,6 +47,10 @@ fn each_field_of_a_chat_says_what_its_answer_has_to_be() {
         (json!({ "guided_regex": "a+" }), of_text(TextForm::Regex("a+".to_owned()))),
         (json!({ "guided_choice": ["a", "b"] }), of_text(TextForm::OneOf(vec!["a".into(), "b".into()]))),
         (json!({ "guided_grammar": "start: \"a\"" }), of_text(TextForm::Lark("start: \"a\"".to_owned()))),
+        // Both have rules of llama.cpp, and an empty text is none.
+        (json!({ "grammar": "root ::= \"a\"" }), of_text(TextForm::Gbnf("root ::= \"a\"".to_owned()))),
+        (json!({ "guided_grammar": "root ::= \"a\"" }), of_text(TextForm::Gbnf("root ::= \"a\"".to_owned()))),
+        (json!({ "grammar": "" }), None),
         (
             json!({ "structured_outputs": { "regex": "a+", "json": null } }),
             of_text(TextForm::Regex("a+".into())),

@@ -148,6 +148,10 @@ fn a_failure_after_the_start_is_an_event() {
     let error = &events.last().unwrap()["error"];
     assert!(error["message"].as_str().unwrap().contains("out of memory"));
     assert_eq!((&error["type"], is_done), (&json!("server_error"), false));
+    let reply = stream(&server, "misfit 2", json!({}));
+    let (events, is_done) = reply.events();
+    let error = &events.last().unwrap()["error"];
+    assert_eq!((&error["type"], is_done), (&json!("invalid_request_error"), false));
     // What is wrong before the start has a status.
     stream(&server, "refuse", json!({})).error(400);
 }

@@ -112,7 +112,13 @@ impl Sink for Writer {
     fn end(self, end: Result<Finished>) {
         // Whoever reads the end finds the place free.
         drop(self.open);
-        let failed = |error: Error| Event::Failed(Failure::Generation(error.to_string()));
+        let failed = |error: Error| {
+            Event::Failed(match error {
+                // Of the parts of a request the constraint alone is asked while it answers.
+                Error::Usage(problem) => Failure::Request(problem),
+                other => Failure::Generation(other.to_string()),
+            })
+        };
         // Nobody may be there to read it.
         let _ = self.events.send(end.map_or_else(failed, Event::Finished));
     }

@@ -64,7 +64,10 @@ pub enum Failure {
     /// The engine was stopped.
     #[error("the engine stopped before the answer was complete")]
     Stopped,
-    /// What the model, the sampler or the constraint reports.
+    /// What the request asks for cannot be given: no token may follow, or its constraint takes too much.
+    #[error("{0}")]
+    Request(String),
+    /// What the model or the sampler reports.
     #[error("{0}")]
     Generation(String),
 }

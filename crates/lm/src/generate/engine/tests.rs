@@ -89,7 +89,12 @@ impl Sink for Arc<Seen> {
     }
 
     fn end(self, end: Result<Finished>) {
-        let failed = |error: Error| Event::Failed(Failure::Generation(error.to_string()));
+        let failed = |error: Error| {
+            Event::Failed(match error {
+                Error::Usage(problem) => Failure::Request(problem),
+                other => Failure::Generation(other.to_string()),
+            })
+        };
         self.events.lock().unwrap().push(end.map_or_else(failed, Event::Finished));
     }
 }

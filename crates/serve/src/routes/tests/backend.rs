@@ -68,7 +68,9 @@ impl Backend for Exact {
         match &form.text {
             Some(TextForm::Json(schema)) => assert!(schema.value.is_object()),
             Some(TextForm::OneOf(texts)) => assert!(!texts.is_empty()),
-            Some(TextForm::Regex(text) | TextForm::Lark(text)) => assert!(text.len() <= 64 << 10),
+            Some(TextForm::Regex(text) | TextForm::Lark(text) | TextForm::Gbnf(text)) => {
+                assert!(text.len() <= 64 << 10)
+            }
             Some(TextForm::Any) | None => {}
         }
         Ok(ReadForm::new(form.clone()))
