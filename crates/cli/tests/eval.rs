@@ -76,3 +76,34 @@ fn what_cannot_be_asked_is_refused_with_a_reason() {
         "{refused:?}"
     );
 }
+
+#[test]
+fn the_perplexity_of_a_text_is_that_of_its_folder_and_of_its_gguf_file() {
+    let site = site();
+    let text = String::from_utf8(site.read("text.jsonl")).unwrap();
+    site.write("text.txt", &text);
+    let measure =
+        |words: &[&str]| run(site.oarlock(&[&["eval", "--perplexity", "text.txt"][..], words].concat()));
+    let of = |words: &[&str]| {
+        let said = measure(words);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let value = said.stdout.strip_prefix("PPL = ").and_then(|rest| rest.split(' ').next()).unwrap();
+        (value.parse::<f64>().unwrap(), said)
+    };
+    let (whole, said) = of(&["--model", "model", "--ctx-size", "64"]);
+    assert!(whole > 1.0 && said.stdout.contains(" +/- ") && said.stderr.contains("[1/"), "{said:?}");
+    let (first, said) = of(&["--model", "model", "--ctx-size", "64", "--chunks", "1"]);
+    assert!(first != whole && said.stderr.contains("31 tokens of "), "{said:?}");
+    let exported = run(site.oarlock(&["export", "model_name_or_path=model", "export_dir=copy", "gguf=f32"]));
+    assert_eq!(exported.code, Some(0), "{exported:?}");
+    assert!((of(&["--model", "copy/copy-F32.gguf", "--ctx-size", "64"]).0 - whole).abs() < 1e-3);
+    for (words, error) in [
+        (&["--model", "model", "--ctx-size", "100000"][..], "pieces of 100000 tokens; the model takes 4 to"),
+        (&["--model", "model", "--task", "mmlu_test"], "cannot be used with"),
+    ] {
+        let said = measure(words);
+        assert!(said.code != Some(0) && said.stderr.contains(error), "{said:?}");
+    }
+    let said = run(site.oarlock(&["eval", "--model", "model", "--ctx-size", "8", "--task", "mmlu_test"]));
+    assert!(said.code != Some(0) && said.stderr.contains("--perplexity"), "{said:?}");
+}

@@ -1,7 +1,8 @@
-//! `oarlock eval`: how many questions of MMLU, C-Eval or CMMLU a model answers rightly.
+//! `oarlock eval`: how many questions of MMLU, C-Eval or CMMLU a model answers rightly, or how well it foresees a text.
 
 use std::fs;
-use std::path::PathBuf;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
@@ -20,8 +21,18 @@ pub(super) struct EvalArgs {
     #[command(flatten)]
     load: LoadArgs,
     /// The questions: mmlu_test, ceval_validation, cmmlu_test, or another folder and part of it
-    #[arg(long)]
+    #[arg(long, required_unless_present = "perplexity", default_value = "")]
     task: String,
+    /// Instead of questions a text: the perplexity of this file, in pieces of --ctx-size tokens, of each the second half, as
+    /// llama-perplexity measures it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["task", "template", "save_dir"])]
+    perplexity: Option<PathBuf>,
+    /// The tokens of a piece of the text; by default 512
+    #[arg(long)]
+    ctx_size: Option<usize>,
+    /// The most pieces; by default all
+    #[arg(long)]
+    chunks: Option<usize>,
     /// The folder of all tasks
     #[arg(long, default_value = "evaluation", alias = "task_dir")]
     task_dir: PathBuf,
@@ -48,10 +59,19 @@ enum Lang {
 /// The groups of subjects, in the order of the report, with the one that all are in.
 const CATEGORIES: [&str; 5] = ["Average", "STEM", "Social Sciences", "Humanities", "Other"];
 
+/// The longest text.
+const MAX_TEXT_BYTES: u64 = 1 << 30;
+
 /// The longest prompt in tokens; the model may take fewer.
 const MAX_PROMPT: usize = 1 << 20;
 
 pub(super) fn run(args: &EvalArgs) -> Outcome {
+    if let Some(file) = &args.perplexity {
+        return perplexity(args, file);
+    }
+    if args.ctx_size.is_some() || args.chunks.is_some() {
+        return Err(Error::Usage("--ctx-size and --chunks go with --perplexity".to_owned()).into());
+    }
     if let Some(dir) = args.save_dir.as_ref().filter(|dir| dir.exists()) {
         return Err(
             Error::Usage(format!("`save_dir` {} already exists, use another one", dir.display())).into()
@@ -118,6 +138,33 @@ pub(super) fn run(args: &EvalArgs) -> Outcome {
         write("results.json", format!("{:#}\n", Value::Object(results)))?;
         write("results.log", report)?;
     }
+    Ok(())
+}
+
+/// Says how well the model foresees a text.
+fn perplexity(args: &EvalArgs, file: &Path) -> Outcome {
+    let text = oarlock_comm::read_text(file, MAX_TEXT_BYTES).map_err(Error::io("read", file))?;
+    let (generator, tokenizer) = args.load.load()?;
+    let n_ctx = args.ctx_size.unwrap_or(512);
+    let begins = tokenizer.begins_texts()?;
+    let mut ids: Vec<u32> = begins.into_iter().collect();
+    ids.extend(tokenizer.encode(&text)?);
+    let most = args.chunks.unwrap_or(usize::MAX).max(1);
+    let begin = Instant::now();
+    let found = generator.perplexity(&ids, n_ctx, begins, &mut |all, so_far| {
+        eprint(&format!("[{}/{}] {:.4}\n", so_far.n_chunks, all.min(most), so_far.value()));
+        if so_far.n_chunks < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    print(&format!("PPL = {:.4} +/- {:.5}\n", found.value(), found.standard_error()))?;
+    eprint(&format!(
+        "{:.1} s, {} tokens of {} foreseen in {} pieces of {}, {}\n",
+        begin.elapsed().as_secs_f64(),
+        found.n_tokens,
+        ids.len(),
+        found.n_chunks,
+        n_ctx,
+        if begins.is_some() { "each with the first token of a text" } else { "without a first token" },
+    ));
     Ok(())
 }
 

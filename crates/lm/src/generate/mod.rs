@@ -15,6 +15,7 @@ mod grammar_tests;
 mod model;
 mod one;
 mod own_probs;
+mod perplexity;
 mod refusal;
 mod sampler;
 #[cfg(test)]
@@ -27,5 +28,6 @@ pub use generator::{GenerateOptions, Generation, Generator, Stop};
 #[cfg(feature = "tokenizers")]
 pub use grammar::{Grammar, Rule, Vocabulary};
 pub use model::Model;
+pub use perplexity::Perplexity;
 pub use refusal::Refusal;
 pub use sampler::Sampling;
