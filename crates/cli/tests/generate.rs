@@ -63,7 +63,7 @@ fn defaults_are_those_of_the_pages() {
         assert!(!is_number || about.contains(&format!("[default: {default}]")), "{option}: {about}");
         n_rows += 1;
     }
-    assert_eq!(n_rows, 10);
+    assert_eq!(n_rows, 11);
     assert!(include_str!("../../../docs/data.md").contains("6,400 tokens by default"));
     assert!(run(site.oarlock(&["tokenizer", "train", "--help"])).stdout.contains("[default: 6400]"));
     let said = run(site.training("out", &["--print-config"])).stdout;

@@ -128,8 +128,9 @@ pub struct Faults {
 
 impl FakeHub {
     pub fn start(repos: Vec<FakeRepo>) -> FakeHub {
-        let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
-        let (hub, cdn) = (listen(), listen());
+        // By another name, as clients know the hosts of a hub.
+        let listen = |host: &str| TcpListener::bind((host, 0)).unwrap();
+        let (hub, cdn) = (listen("127.0.0.1"), listen("127.0.0.2"));
         let address = |listener: &TcpListener| format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(State {
             repos: Mutex::new(repos),

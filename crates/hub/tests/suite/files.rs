@@ -234,7 +234,7 @@ fn proxies_are_asked_unless_the_host_is_excepted() {
     );
     assert!(!format!("{:?}", fake.environment(home.path(), &[proxy])).contains("proxypassword"));
     assert!(fake.take_log().is_empty());
-    get(&[proxy, ("NO_PROXY", "example.com, 127.0.0.1")]).unwrap();
+    get(&[proxy, ("NO_PROXY", "example.com, 127.0.0.1, 127.0.0.2")]).unwrap();
     let wrong = fake.environment(home.path(), &[("ALL_PROXY", "nonsense://secretmarker")]);
     let error = Hub::new(wrong, Site::HuggingFace).err().unwrap();
     assert!(matches!(error, Error::Proxy { .. }) && !error.to_string().contains("secretmarker"), "{error}");
