@@ -1,6 +1,5 @@
 //! Whole configurations and every message of a wrong one.
 
-use oarlock::config::GgufWeights;
 use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, Rule};
 use oarlock_tensor::{DType, DeviceKind};
 
@@ -60,7 +59,7 @@ fn defaults_are_those_of_the_originals() {
             from_scratch: false,
             print_param_status: false,
             quantization: None,
-            gguf_weights: GgufWeights::Auto,
+            gguf_weights: oarlock::config::GgufWeights::Auto,
             sparse_attention: None,
             new_tokens: NewTokens::default(),
             rope_scaling: None,
@@ -585,9 +584,7 @@ fn paths_are_checked_apart() {
         "{problems}"
     );
     assert!(problems.contains("is a file, not a folder"), "{problems}");
-    for name in ["config.json", "tokenizer.json"] {
-        std::fs::write(at(name), "{}").unwrap();
-    }
+    ["config.json", "tokenizer.json"].map(|name| std::fs::write(at(name), "{}").unwrap());
     std::os::unix::fs::symlink(at("nowhere"), at("link")).unwrap();
     for (output, expected) in
         [("file/below/it", "file` is a file, not a folder"), ("link", "link` is a link that leads nowhere")]
@@ -597,6 +594,6 @@ fn paths_are_checked_apart() {
         let problems = paths::check(&train(&text, &[], &[]).unwrap()).unwrap_err().to_string();
         assert!(problems.contains(expected), "{problems}");
     }
-    let text = text.replace(&format!("output_dir: {}", at("file")), &format!("output_dir: {}", at("new")));
+    let text = text.replace(&format!("output_dir: {}", at("file")), "output_dir: new");
     assert!(paths::check(&train(&text, &[], &[]).unwrap()).is_ok());
 }

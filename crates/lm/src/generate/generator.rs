@@ -1,12 +1,15 @@
 //! A model that generates text, what it is told, and what an answer is.
 
-use super::engine::Limits;
 use super::sampler::Sampling;
 use crate::data::Tokenizer;
+use crate::model::Decoder;
 use crate::model::hf::{HfConfig, LoadedModel};
 
 /// Tokens of a prompt that go through the model at a time; bounds the memory for activations.
 pub(super) const PREFILL_TOKENS: usize = 512;
+/// Guesses that are made at a time unless something else is asked for: with the last token of an answer they are as many rows
+/// as are summed as one is.
+pub(super) const SPECULATIVE_TOKENS: usize = Decoder::FEW_ROWS - 1;
 
 /// Generates with a loaded model.
 #[derive(Debug)]
@@ -23,8 +26,7 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// The tokens that end an answer; they are not part of it.
     pub stop_ids: Vec<u32>,
-    /// The most tokens that are guessed at a time
-    /// ([`Limits::speculative_tokens`](super::engine::Limits::speculative_tokens)).
+    /// The most tokens that are guessed at a time; 0 guesses none. The text does not depend on it.
     pub speculative_tokens: usize,
 }
 
@@ -36,7 +38,7 @@ impl Default for GenerateOptions {
             sampling: Sampling::GREEDY,
             max_new_tokens: 256,
             stop_ids: Vec::new(),
-            speculative_tokens: Limits::DEFAULT_SPECULATIVE_TOKENS,
+            speculative_tokens: SPECULATIVE_TOKENS,
         }
     }
 }

@@ -28,11 +28,11 @@ pub use config::{
 };
 pub use decoder::{Decoder, LossOptions};
 pub use head::Head;
+pub(crate) use hf::layers_in_blocks;
 pub use hf::{
     HfConfig, LoadedModel, ModelMark, SaveOptions, SpecialTokens, load_for_inference, load_in_blocks,
     merge_weights, save_pretrained,
 };
-pub(crate) use quantize::layers_in_blocks;
 pub use recompute::Recompute;
 pub(crate) use rope::Turning;
 pub use rows::for_rows;

@@ -1,38 +1,16 @@
 //! Decoders with weights of 4 or 8 bits, and with weights in the blocks of a GGUF file.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
-use oarlock_engine::checkpoint::weights::{QuantizedLayers, QuantizedWeights, SafetensorsSource};
+use oarlock_engine::checkpoint::weights::{QuantizedLayers, QuantizedWeights};
 use oarlock_engine::nn::{EmbeddingBlocks, Layer, LinearBlocks};
 use oarlock_tensor::cpu::block_quantized::BlockLayout;
-use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Error, Result};
 
 use super::decoder::Decoder;
 use super::embedding::TokenEmbedding;
-use super::hf::HfConfig;
 use super::projection::Projection;
-
-/// The linear layers of the blocks of a model whose weights a GGUF file holds in blocks, with their types; of any other file or
-/// folder none.
-///
-/// # Errors
-/// What is wrong with the file.
-pub(crate) fn layers_in_blocks(
-    file: &Path,
-    hf: &HfConfig,
-) -> oarlock_engine::Result<BTreeMap<String, Format>> {
-    let stored = hf.as_stored();
-    let plain = Decoder::new(stored.decoder().clone(), 1)?;
-    let QuantizedLayers::At(mut layers) = SafetensorsSource::open(file, &stored, &plain)?.layers_in_blocks()
-    else {
-        return Ok(BTreeMap::new());
-    };
-    layers.retain(|path, _| path != "lm_head" && path != "model.embed_tokens");
-    Ok(layers)
-}
 
 impl Decoder {
     /// Puts layers with frozen quantized weights in the place of linear layers of its blocks; embedding, norms and output

@@ -1,6 +1,6 @@
 //! How much an engine takes on, and what it counts.
 
-use crate::model::Decoder;
+use crate::generate::generator::SPECULATIVE_TOKENS;
 
 /// How much an engine takes on at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct Limits {
 
 impl Limits {
     /// With the last token of an answer, the guesses are as many rows as are summed as one is.
-    pub const DEFAULT_SPECULATIVE_TOKENS: usize = Decoder::FEW_ROWS - 1;
+    pub const DEFAULT_SPECULATIVE_TOKENS: usize = SPECULATIVE_TOKENS;
 }
 
 impl Default for Limits {

@@ -1,12 +1,14 @@
 //! A model for inference: its weights in memory, without gradients and optimizer state.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use oarlock_engine::checkpoint::weights::SafetensorsSource;
+use oarlock_engine::checkpoint::weights::{QuantizedLayers, SafetensorsSource};
 use oarlock_engine::nn::{NamedParam, units_of};
 use oarlock_engine::shard::{Grain, Layout, ParamSlice, WeightSource, check_range, in_order_on};
 use oarlock_engine::{Error, Result};
+use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, ParamLocation};
 
@@ -120,4 +122,20 @@ fn fill(params: &[NamedParam], source: &mut dyn WeightSource, device: &Device, d
         named.param.settle(home.clone(), index);
     }
     Ok(())
+}
+
+/// The linear layers of the blocks of a model whose weights a GGUF file holds in blocks, with their types; of any other file or
+/// folder none.
+///
+/// # Errors
+/// What is wrong with the file.
+pub(crate) fn layers_in_blocks(file: &Path, hf: &HfConfig) -> Result<BTreeMap<String, Format>> {
+    let stored = hf.as_stored();
+    let plain = Decoder::new(stored.decoder().clone(), 1)?;
+    let QuantizedLayers::At(mut layers) = SafetensorsSource::open(file, &stored, &plain)?.layers_in_blocks()
+    else {
+        return Ok(BTreeMap::new());
+    };
+    layers.retain(|path, _| path != "lm_head" && path != "model.embed_tokens");
+    Ok(layers)
 }

@@ -18,6 +18,7 @@ pub use bitsandbytes::QuantizedFiles;
 pub use config::{HfConfig, SpecialTokens};
 pub use generation::{generation_note, generation_stops};
 pub use grown::{NewRows, open_weights};
+pub(crate) use load::layers_in_blocks;
 pub use load::{LoadedModel, load_for_inference, load_from, load_in_blocks};
 pub use mark::ModelMark;
 pub use save::{SaveOptions, lay_out, merge_weights, save_pretrained, take_over_side_files};
