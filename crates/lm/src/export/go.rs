@@ -39,7 +39,7 @@ enum Node {
 /// What a block ends with.
 enum End {
     File,
-    End,
+    Close,
     Else,
     ElseIf(String),
 }
@@ -67,7 +67,7 @@ fn block(rest: &mut &str) -> Result<(Vec<Node>, End), String> {
         let action = behind[..close].trim();
         *rest = &behind[close + 2..];
         if action == "end" {
-            return Ok((nodes, End::End));
+            return Ok((nodes, End::Close));
         } else if action == "else" {
             return Ok((nodes, End::Else));
         } else if let Some(condition) = action.strip_prefix("else if ") {
@@ -79,7 +79,7 @@ fn block(rest: &mut &str) -> Result<(Vec<Node>, End), String> {
             let (index, item) = names.split_once(',').ok_or("a range with one variable")?;
             let names = [index, item].map(|name| name.trim().to_owned());
             let (inside, end) = block(rest)?;
-            if !matches!(end, End::End) {
+            if !matches!(end, End::Close) {
                 return Err("a range without its end".to_owned());
             }
             nodes.push(Node::Range(names, list.trim().to_owned(), inside));
@@ -115,12 +115,12 @@ fn conditional(condition: String, rest: &mut &str) -> Result<Node, String> {
         let (inside, end) = block(rest)?;
         branches.push((condition, inside));
         match end {
-            End::End => return Ok(Node::If(branches, Vec::new())),
+            End::Close => return Ok(Node::If(branches, Vec::new())),
             End::ElseIf(next) => condition = next,
             End::Else => {
                 let (otherwise, end) = block(rest)?;
                 return match end {
-                    End::End => Ok(Node::If(branches, otherwise)),
+                    End::Close => Ok(Node::If(branches, otherwise)),
                     _ => Err("an else without its end".to_owned()),
                 };
             }

@@ -23,15 +23,13 @@ use super::recompute::{Parts, Recompute, is_whole_unit};
 use super::rope::{RopeTables, Turning, longest_sequence};
 use super::value_head::ValueHead;
 
-mod each;
-
 /// A decoder-only language model.
 #[derive(Debug, Module)]
 pub struct Decoder {
     #[module(name = "")]
-    body: Body,
+    pub(super) body: Body,
     #[module(name = "")]
-    head: Unit<Head>,
+    pub(super) head: Unit<Head>,
 }
 
 /// A decoder without its output: the embedding and the layers.
@@ -42,12 +40,12 @@ pub(super) struct Body {
     #[module(name = "")]
     stored_names: StoredNames,
     #[module(name = "model.embed_tokens")]
-    embed_tokens: Unit<TokenEmbedding>,
+    pub(super) embed_tokens: Unit<TokenEmbedding>,
     #[module(name = "model.layers")]
-    layers: Vec<Unit<Block>>,
+    pub(super) layers: Vec<Unit<Block>>,
     /// Of each layer; layers with equal settings share a table.
     #[module(skip)]
-    ropes: Vec<RopeTables>,
+    pub(super) ropes: Vec<RopeTables>,
     #[module(skip)]
     parts: Parts,
     /// The ranks that a sequence is divided over.
@@ -562,7 +560,12 @@ impl Body {
     }
 
     /// The beginning of the residual stream.
-    fn embed(&self, embed: &TokenEmbedding, ids: &Tensor, noise: Option<&Tensor>) -> Result<Tensor> {
+    pub(super) fn embed(
+        &self,
+        embed: &TokenEmbedding,
+        ids: &Tensor,
+        noise: Option<&Tensor>,
+    ) -> Result<Tensor> {
         let mut x = embed.forward_f32(ids)?;
         if let Some(noise) = noise {
             x = x.add(noise)?;

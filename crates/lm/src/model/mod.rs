@@ -6,6 +6,7 @@ mod cache;
 mod classifier;
 mod config;
 mod decoder;
+mod each;
 mod embedding;
 mod family;
 mod head;

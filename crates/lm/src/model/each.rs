@@ -2,7 +2,8 @@
 
 use oarlock_tensor::{Error, Result, Tensor};
 
-use super::{Decoder, LayerCache};
+use super::cache::LayerCache;
+use super::decoder::Decoder;
 
 impl Decoder {
     /// The next tokens' logits `[B, V]` of sequences of different lengths, after one more token of each: `ids` `[B, 1]`. Each
