@@ -100,10 +100,14 @@ fn the_perplexity_of_a_text_is_that_of_its_folder_and_of_its_gguf_file() {
     for (words, error) in [
         (&["--model", "model", "--ctx-size", "100000"][..], "pieces of 100000 tokens; the model takes 4 to"),
         (&["--model", "model", "--task", "mmlu_test"], "cannot be used with"),
+        (&["--model", "model", "--n-shot", "3"], "cannot be used with"),
+        (&["--model", "model", "--chunks", "0"], "number would be zero"),
     ] {
         let said = measure(words);
         assert!(said.code != Some(0) && said.stderr.contains(error), "{said:?}");
     }
+    let said = run(site.oarlock(&["eval", "--model", "model"]));
+    assert!(said.code != Some(0) && said.stderr.contains("--task"), "{said:?}");
     let said = run(site.oarlock(&["eval", "--model", "model", "--ctx-size", "8", "--task", "mmlu_test"]));
     assert!(said.code != Some(0) && said.stderr.contains("--perplexity"), "{said:?}");
 }

@@ -1,6 +1,7 @@
 //! `oarlock eval`: how many questions of MMLU, C-Eval or CMMLU a model answers rightly, or how well it foresees a text.
 
 use std::fs;
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -21,18 +22,19 @@ pub(super) struct EvalArgs {
     #[command(flatten)]
     load: LoadArgs,
     /// The questions: mmlu_test, ceval_validation, cmmlu_test, or another folder and part of it
-    #[arg(long, required_unless_present = "perplexity", default_value = "")]
-    task: String,
+    #[arg(long, required_unless_present = "perplexity")]
+    task: Option<String>,
     /// Instead of questions a text: the perplexity of this file, in pieces of --ctx-size tokens, of each the second half, as
     /// llama-perplexity measures it
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["task", "template", "save_dir"])]
+    #[arg(long, value_name = "FILE",
+          conflicts_with_all = ["task", "task_dir", "lang", "n_shot", "template", "save_dir"])]
     perplexity: Option<PathBuf>,
     /// The tokens of a piece of the text; by default 512
     #[arg(long)]
     ctx_size: Option<usize>,
     /// The most pieces; by default all
     #[arg(long)]
-    chunks: Option<usize>,
+    chunks: Option<NonZeroUsize>,
     /// The folder of all tasks
     #[arg(long, default_value = "evaluation", alias = "task_dir")]
     task_dir: PathBuf,
@@ -69,6 +71,7 @@ pub(super) fn run(args: &EvalArgs) -> Outcome {
     if let Some(file) = &args.perplexity {
         return perplexity(args, file);
     }
+    // clap asks for nothing that conflicts with what is there.
     if args.ctx_size.is_some() || args.chunks.is_some() {
         return Err(Error::Usage("--ctx-size and --chunks go with --perplexity".to_owned()).into());
     }
@@ -77,7 +80,8 @@ pub(super) fn run(args: &EvalArgs) -> Outcome {
             Error::Usage(format!("`save_dir` {} already exists, use another one", dir.display())).into()
         );
     }
-    let subjects = subjects(&args.task_dir, &args.task)?;
+    // clap has required one of both.
+    let subjects = subjects(&args.task_dir, args.task.as_deref().unwrap_or_default())?;
     if let Some(subject) = subjects.iter().find(|s| !CATEGORIES[1..].contains(&s.category.as_str())) {
         return Err(Error::Usage(format!(
             "mapping.json: the category of {} is `{}`; expected one of {}",
@@ -149,7 +153,7 @@ fn perplexity(args: &EvalArgs, file: &Path) -> Outcome {
     let begins = tokenizer.begins_texts()?;
     let mut ids: Vec<u32> = begins.into_iter().collect();
     ids.extend(tokenizer.encode(&text)?);
-    let most = args.chunks.unwrap_or(usize::MAX).max(1);
+    let most = args.chunks.map_or(usize::MAX, NonZeroUsize::get);
     let begin = Instant::now();
     let found = generator.perplexity(&ids, n_ctx, begins, &mut |all, so_far| {
         eprint(&format!("[{}/{}] {:.4}\n", so_far.n_chunks, all.min(most), so_far.value()));
