@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use oarlock::Result;
 use oarlock::adapters::{
     load_quantized_for_inference_as, load_with_adapters_as, settings_beside, tokenizer_folder,
 };
-use oarlock::config::{RopeArgs, RopeKind};
+use oarlock::config::{GgufWeights, RopeArgs, RopeKind};
 use oarlock::data::Tokenizer;
 use oarlock::generate::Generator;
 use oarlock::model::load_in_blocks;
@@ -55,8 +56,9 @@ pub(super) struct HowArgs {
     double_quantization: bool,
     /// Of a GGUF file with quantized weights: blocks multiplies by them as they are, dequantized makes numbers of them first;
     /// auto: blocks, but where an adapter is merged into them or a GPU computes
-    #[arg(long, value_parser = ["auto", "blocks", "dequantized"], default_value = "auto")]
-    gguf_weights: String,
+    #[arg(long, default_value = "auto",
+          value_parser = PossibleValuesParser::new(GgufWeights::WORDS).map(|word| GgufWeights::named(&word)))]
+    gguf_weights: GgufWeights,
     /// Twice as many positions as the model was made for, by this scaling of its rotary embedding
     #[arg(long, value_parser = RopeKind::NAMES.map(|(name, _)| name))]
     rope_scaling: Option<String>,
@@ -127,7 +129,7 @@ impl HowArgs {
             true => load_in_blocks(settings.clone(), dir, &device, dtype, all)?,
             false => None,
         };
-        if in_blocks.is_none() && self.gguf_weights == "blocks" {
+        if in_blocks.is_none() && self.gguf_weights == GgufWeights::Blocks {
             return Err(oarlock::Error::Usage(format!(
                 "--gguf-weights blocks: {} has no quantized weights in GGUF that can be multiplied as they are; write auto",
                 dir.display()
@@ -148,14 +150,14 @@ impl HowArgs {
 
     /// Whether weights in the blocks of a GGUF file are multiplied as they are.
     fn multiplies_blocks(&self, is_plain: bool, device: &Device) -> Result<bool> {
-        match self.gguf_weights.as_str() {
-            "auto" => Ok(is_plain && !device.is_gpu()),
-            "blocks" if !is_plain || device.is_gpu() => Err(oarlock::Error::Usage(
+        match self.gguf_weights {
+            GgufWeights::Auto => Ok(is_plain && !device.is_gpu()),
+            GgufWeights::Blocks if !is_plain || device.is_gpu() => Err(oarlock::Error::Usage(
                 "--gguf-weights blocks: adapters, --quantization-bit and GPUs need dequantized weights; write auto"
                     .to_owned(),
             )),
-            "blocks" => Ok(true),
-            _ => Ok(false),
+            GgufWeights::Blocks => Ok(true),
+            GgufWeights::Dequantized => Ok(false),
         }
     }
 
