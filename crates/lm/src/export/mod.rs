@@ -116,13 +116,14 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
         )));
     }
     let hf = settings_beside(dir, adapters)?;
-    if options.dequantizes && !is_quantized_gguf(dir)? {
+    let is_in_blocks = is_quantized_gguf(dir)?;
+    if options.dequantizes && !is_in_blocks {
         return Err(Error::Usage(format!(
             "`export_dequantized: true`: {} is no GGUF file with quantized weights; remove it",
             dir.display()
         )));
     }
-    if !adapters.is_empty() && !options.dequantizes && is_quantized_gguf(dir)? {
+    if !adapters.is_empty() && !options.dequantizes && is_in_blocks {
         return Err(Error::Usage(format!(
             "{} is a GGUF file with quantized weights, and nothing can be merged into blocks; write `gguf_adapter: f16` for \
              the adapter as a GGUF file beside it, or name a base that is not quantized (`export_dequantized: true` merges \

@@ -7,36 +7,40 @@ use oarlock_engine::{Error, Result};
 use crate::gguf::is_gguf;
 use crate::model::{HfConfig, layers_in_blocks};
 
-/// How the line begins that says that weights stay in blocks.
-pub(super) const KEPT: &str = "the weights of the linear layers stay in the blocks of the file";
-
 /// The layers whose weights stay in blocks, and what the log says of it. `None` where the model is no GGUF file with quantized
-/// weights, or nobody trains beside them.
+/// weights, or nobody trains beside them. `continues_pissa` says that the adapter of the run begins as one of PiSSA.
 ///
 /// # Errors
 /// Blocks that are asked for where they cannot be kept, and what is wrong with the file.
-pub(super) fn kept(config: &TrainConfig, hf: &HfConfig) -> Result<Option<(Option<QuantizedLayers>, String)>> {
+pub(super) fn kept(
+    config: &TrainConfig,
+    hf: &HfConfig,
+    continues_pissa: bool,
+) -> Result<Option<(Option<QuantizedLayers>, String)>> {
     let wanted = config.model.gguf_weights;
     let refuse = |reason: &str| {
         Err(Error::Model(format!(
             "`gguf_weights: blocks`: {reason}; write `gguf_weights: auto`, which dequantizes where it must"
         )))
     };
-    let ModelSource::Folder(file) = &config.model.source else {
-        return if wanted == GgufWeights::Blocks { refuse("the model is no GGUF file") } else { Ok(None) };
+    let file = match &config.model.source {
+        ModelSource::Folder(file) if !config.model.from_scratch && is_gguf(file) => file,
+        _ if wanted == GgufWeights::Blocks => return refuse("the model is no GGUF file"),
+        _ => return Ok(None),
     };
-    if config.model.from_scratch || !is_gguf(file) {
-        return if wanted == GgufWeights::Blocks { refuse("the model is no GGUF file") } else { Ok(None) };
-    }
     if wanted == GgufWeights::Dequantized {
         return Ok(None);
     }
-    if let Some(reason) = obstacle(config, hf) {
+    if let Some(reason) = obstacle(config, hf, continues_pissa) {
         return match wanted {
             GgufWeights::Blocks => refuse(reason),
             // Without adapters nothing else could be expected.
             _ if !matches!(config.train.finetuning, Finetuning::Adapter(_)) => Ok(None),
-            _ => Ok((!layers_in_blocks(file, hf)?.is_empty()).then(|| (None, dequantized(config, reason)))),
+            _ => {
+                let dtype = config.train.dtype;
+                let message = || format!("the weights of the GGUF file are dequantized to {dtype}: {reason}");
+                Ok((!layers_in_blocks(file, hf)?.is_empty()).then(|| (None, message())))
+            }
         };
     }
     let layers = layers_in_blocks(file, hf)?;
@@ -51,20 +55,15 @@ pub(super) fn kept(config: &TrainConfig, hf: &HfConfig) -> Result<Option<(Option
     types.sort_unstable();
     types.dedup();
     let message = format!(
-        "{KEPT} ({}) and are dequantized part by part; embedding, norms and output weights are in {}",
+        "the weights of the linear layers stay in the blocks of the file ({}) and are dequantized part by part; embedding, norms and output weights are in {}",
         types.join(", "),
         config.train.dtype
     );
     Ok(Some((Some(QuantizedLayers::At(layers)), message)))
 }
 
-/// What the log says where blocks are dequantized that adapters could be trained beside.
-pub(super) fn dequantized(config: &TrainConfig, reason: &str) -> String {
-    format!("the weights of the GGUF file are dequantized to {}: {reason}", config.train.dtype)
-}
-
 /// Why weights in blocks cannot stay so, or had better not.
-fn obstacle(config: &TrainConfig, hf: &HfConfig) -> Option<&'static str> {
+fn obstacle(config: &TrainConfig, hf: &HfConfig, continues_pissa: bool) -> Option<&'static str> {
     let Finetuning::Adapter(args) = &config.train.finetuning else {
         return Some("quantized weights can only be trained through adapters (finetuning_type lora or oft)");
     };
@@ -80,6 +79,9 @@ fn obstacle(config: &TrainConfig, hf: &HfConfig) -> Option<&'static str> {
     let begins_with_pissa = args.adapters.is_empty() && args.config.is_pissa();
     if config.train.enabled && begins_with_pissa {
         return Some("PiSSA begins with singular vectors of the weights, which the weights then lack");
+    }
+    if continues_pissa {
+        return Some("an adapter of PiSSA changes the weights beside it");
     }
     if hf.has_grown() {
         return Some("the vocabulary grows");

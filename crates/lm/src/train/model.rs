@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use oarlock_config::config::{
-    Finetuning, GgufWeights, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, Predict, Resume, TrainConfig,
+    Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, Predict, Resume, TrainConfig,
 };
 use oarlock_engine::checkpoint::weights::{
     QuantizedLayers, QuantizedWeights, SafetensorsSource, StoredQuantization,
@@ -74,8 +74,6 @@ pub struct Start {
     quantized: Option<QuantizedLayers>,
     /// Whether the files hold them so.
     is_stored: bool,
-    /// Whether these are the blocks of a GGUF file.
-    in_blocks: bool,
     /// What the log says about quantized weights.
     pub messages: Vec<String>,
     /// Where the model is that the loss compares it with.
@@ -104,7 +102,16 @@ impl Start {
     pub fn new(config: &TrainConfig, hf: &HfConfig) -> Result<Start> {
         let objective = &config.train.objective;
         let mut plain = plain(config, hf)?;
-        let mut start = Start::quantized(config, hf, &plain)?;
+        let merged = match &config.train.finetuning {
+            Finetuning::Adapter(args) => args
+                .adapters
+                .iter()
+                .map(|dir| Adapter::open(dir, hf, &mut plain))
+                .collect::<Result<Vec<_>>>()?,
+            _ => Vec::new(),
+        };
+        let mut start = Start::quantized(config, hf, &plain, merged.last())?;
+        start.merged = merged;
         let second = objective.reference().and_then(|args| args.model.as_deref());
         let of_second = second.and_then(|dir| HfConfig::read(dir).ok());
         let notes = hf.notes().iter().chain(of_second.iter().flat_map(HfConfig::notes));
@@ -122,11 +129,6 @@ impl Start {
             start.reference = ReferenceModel::Second;
         }
         let Finetuning::Adapter(args) = &config.train.finetuning else { return Ok(start) };
-        let open = |dir: &PathBuf| Adapter::open(dir, hf, &mut plain);
-        start.merged = args.adapters.iter().map(open).collect::<Result<_>>()?;
-        if start.merged.last().is_some_and(|adapter| !args.create_new && adapter.config().is_pissa()) {
-            start.dequantize_blocks(config, "an adapter of PiSSA changes the weights beside it");
-        }
         let is_quantized = start.quantized.is_some();
         if is_quantized && (start.merged.len() > 1 || args.create_new && !start.merged.is_empty()) {
             return Err(Error::Model(
@@ -183,8 +185,14 @@ impl Start {
         Ok(start)
     }
 
-    /// A start without adapters: which weights are quantized, by the files or as the configuration asks for.
-    fn quantized(config: &TrainConfig, hf: &HfConfig, plain: &Decoder) -> Result<Start> {
+    /// A start without adapters: which weights are quantized, by the files or as the configuration asks for. Of the adapters
+    /// the run may continue the `last` one.
+    fn quantized(
+        config: &TrainConfig,
+        hf: &HfConfig,
+        plain: &Decoder,
+        last: Option<&Adapter>,
+    ) -> Result<Start> {
         let (mut quantized, mut messages) = (config.model.quantization.map(QuantizedLayers::All), Vec::new());
         let dtype = config.train.dtype;
         let others = format!("embedding, norms and output weights are in {dtype}");
@@ -207,12 +215,13 @@ impl Start {
             reference: ReferenceModel::Absent,
             quantized: None,
             is_stored: false,
-            in_blocks: false,
             messages: Vec::new(),
         };
         let Some((kind, dir)) = stored else {
-            if let Some((layers, message)) = blocks::kept(config, hf)? {
-                (start.in_blocks, start.is_stored) = (layers.is_some(), layers.is_some());
+            let is_new = matches!(&config.train.finetuning, Finetuning::Adapter(args) if args.create_new);
+            let continues_pissa = last.is_some_and(|adapter| !is_new && adapter.config().is_pissa());
+            if let Some((layers, message)) = blocks::kept(config, hf, continues_pissa)? {
+                start.is_stored = layers.is_some();
                 quantized = layers.or(quantized);
                 messages.push(message);
             }
@@ -245,15 +254,6 @@ impl Start {
             false => format!("the weights are quantized ({}), and are dequantized to {dtype}", kind.name()),
         });
         Ok(Start { quantized, is_stored, messages, ..start })
-    }
-
-    /// Dequantizes weights that would be kept in blocks if nobody has asked for that.
-    fn dequantize_blocks(&mut self, config: &TrainConfig, reason: &str) {
-        if self.in_blocks && config.model.gguf_weights == GgufWeights::Auto {
-            (self.quantized, self.in_blocks, self.is_stored) = (None, false, false);
-            self.messages.retain(|message| !message.starts_with(blocks::KEPT));
-            self.messages.push(blocks::dequantized(config, reason));
-        }
     }
 
     /// The model, not prepared yet.
