@@ -6,7 +6,8 @@ FOLDER has the shared libraries of llama.cpp (libllama, libggml), such as those 
 `@node-llama-cpp/linux-x64`; they are called through ctypes. `oarlock export MODEL --gguf TYPE` makes the files.
 
 Each round asks both for each file: prompts of 512 tokens, and 128 tokens behind them, of one text and of eight at once.
-Ours is measured over HTTP, with prompts that the server has read before when tokens are timed.
+Ours is measured over HTTP, with prompts that the server has read before when tokens are timed; it guesses no tokens,
+unless `--speculative-tokens` says so.
 The share of bandwidth is what one text reads of the file per second (the embedding counts once, as output weights), by
 what `memchr` reads on all threads. All rounds are printed as JSON, and their medians as a table.
 """
@@ -55,13 +56,14 @@ def bandwidth(n_threads):
 class Oarlock:
     """A server, for as long as it is needed."""
 
-    def __init__(self, program, file, dtype, n_threads):
+    def __init__(self, program, file, dtype, n_threads, n_guesses):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         command = [program, "serve", file, "--port", str(self.port), "--threads", str(n_threads), "--device", "cpu"]
+        command += ["--dtype", dtype, "--speculative-tokens", str(n_guesses)]
         self.process = subprocess.Popen(
-            [*command, "--dtype", dtype], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
     def __enter__(self):
@@ -204,6 +206,9 @@ def main():
     parser.add_argument("--llama", required=True, help="the folder of the libraries")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--speculative-tokens", type=int, default=0, help="answers to these prompts repeat themselves: guesses flatter"
+    )
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     files = dict(word.split("=", 1) for word in options.files)
@@ -217,7 +222,7 @@ def main():
     for number in range(0, 100 * options.rounds, 100):
         for name, file in files.items():
             dtype = name if name == "bf16" else "f32"
-            with Oarlock(options.oarlock, file, dtype, options.threads) as ours:
+            with Oarlock(options.oarlock, file, dtype, options.threads, options.speculative_tokens) as ours:
                 rounds.append({"file": name, "engine": "oarlock", **ours.measure(number)})
             print(json.dumps(rounds[-1]), flush=True)
             command = [sys.executable, __file__, "--one", "--llama", options.llama, "--threads", str(options.threads)]
