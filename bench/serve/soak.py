@@ -4,8 +4,9 @@
 
 The clients take whole answers and streams. Some hang up in the middle, some want one token, a stop string or two
 answers.
-Each ten seconds are a line. The exit code is 1 if an answer was not as it should be, or if the memory of the last ten
-seconds is more than 5 % above that of the end of the first minute.
+Each ten seconds are a line. The server keeps the keys and values of earlier prompts, up to its limit, and says in
+/metrics how many bytes they take. What it takes beyond them must stay the same. The exit code is 1 if an answer was not
+as it should be, or if that of the last ten seconds is more than 5 % above that of the end of the first minute.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 import urllib.parse
+import urllib.request
 
 from process import Process
 
@@ -125,6 +127,15 @@ class Client:
                 totals.count(ask.__name__, f"{type(error).__name__} {error}")
 
 
+def kept_mb(url):
+    """What earlier prompts take of the server's memory, in MiB."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
+        for line in response.read().decode().splitlines():
+            if line.startswith("oarlock_prefix_cache_bytes "):
+                return float(line.split()[1]) / 2**20
+    raise SystemExit("/metrics has no oarlock_prefix_cache_bytes")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("url", help="such as http://localhost:8000")
@@ -139,15 +150,18 @@ def main():
     clients = [Client(options.url, number, options.answer_tokens) for number in range(options.clients)]
     # A client that still waits for its answer at the end is not waited for.
     threads = [threading.Thread(target=client.run, args=(totals, end), daemon=True) for client in clients]
-    print(f"{'seconds':>8} {'requests':>9} {'errors':>7} {'memory MiB':>11} {'threads':>8} {'files':>6}")
+    columns = f"{'seconds':>8} {'requests':>9} {'errors':>7} {'memory MiB':>11} {'prompts MiB':>12}"
+    print(f"{columns} {'threads':>8} {'files':>6}")
     memory = []
 
     def line():
-        memory.append((time.monotonic() - begin, server.memory_mb()))
+        kept = kept_mb(options.url)
+        memory.append((time.monotonic() - begin, server.memory_mb(), kept))
         numbers = totals.done.total(), totals.wrong.total()
-        seconds, mb = memory[-1]
+        seconds, mb, _ = memory[-1]
         print(
-            f"{seconds:8.0f} {numbers[0]:9} {numbers[1]:7} {mb:11.1f} {server.n_threads():8} {server.n_files():6}",
+            f"{seconds:8.0f} {numbers[0]:9} {numbers[1]:7} {mb:11.1f} {kept:12.1f} {server.n_threads():8} "
+            f"{server.n_files():6}",
             flush=True,
         )
 
@@ -162,10 +176,10 @@ def main():
     print("done: " + ", ".join(f"{kind} {n}" for kind, n in sorted(totals.done.items())))
     for problem, n in totals.wrong.most_common(10):
         print(f"wrong {n} times: {problem}")
-    warm = next((mb for seconds, mb in memory if seconds >= WARM_UP), memory[-1][1])
-    middle, last = memory[len(memory) // 2][1], memory[-1][1]
-    print(f"memory MiB: first {memory[0][1]:.1f}, after {WARM_UP} s {warm:.1f}, middle {middle:.1f}, last {last:.1f}")
-    is_flat = last <= MOST_GROWTH * warm
+    warm = next((sample for sample in memory if sample[0] >= WARM_UP), memory[-1])
+    for name, (seconds, mb, kept) in (("warm", warm), ("last", memory[-1])):
+        print(f"{name}, after {seconds:.0f} s: {mb:.1f} MiB, of which prompts {kept:.1f} and others {mb - kept:.1f}")
+    is_flat = memory[-1][1] - memory[-1][2] <= MOST_GROWTH * (warm[1] - warm[2])
     if not is_flat:
         print("the memory grows")
     return int(bool(totals.wrong) or not is_flat)

@@ -220,7 +220,8 @@ fn calls_are_written_as_the_template_writes_them() {
             assert!(arguments["n"].as_u64().unwrap() < 10, "{said}");
         }
         // Where the model decides, it may say anything.
-        let body = json!({"messages": [{"role": "user", "content": "the"}], "max_tokens": 5, "tools": [tool("draw")]});
+        let body = json!({"messages": [{"role": "user", "content": "the"}], "max_tokens": 5, "ignore_eos": true,
+            "tools": [tool("draw")]});
         assert_eq!(server.json("/v1/chat/completions", &body)["usage"]["completion_tokens"], 5);
         assert_eq!(server.end(), Some(0));
     }
@@ -302,7 +303,7 @@ fn the_server_of_minimind_streams() {
     assert!(said.contains("note: this is `oarlock serve model") && said.contains("max_seq_len"), "{said}");
     let body = |more: &str| {
         format!(
-            "{{\"model\": \"x\", \"max_tokens\": 3, \"messages\": [{{\"role\": \"user\", \"content\": \"the\"}}]{more}}}"
+            "{{\"model\": \"x\", \"max_tokens\": 3, \"ignore_eos\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"the\"}}]{more}}}"
         )
     };
     let ask = |more: &str| {
@@ -329,8 +330,7 @@ fn the_api_of_llamafactory_answers_to_any_name() {
         said.contains("note: this is `oarlock serve --model model") && !said.contains("secret-key"),
         "{said}"
     );
-    let body =
-        json!({"model": "whatever", "messages": [{"role": "user", "content": "the"}], "max_tokens": 3});
+    let body = json!({"model": "whatever", "messages": [{"role": "user", "content": "the"}], "max_tokens": 3, "ignore_eos": true});
     assert_eq!(server.ask("/v1/chat/completions", "", &body).0, 401);
     let (status, said) = server.ask("/v1/chat/completions", "Authorization: Bearer secret-key\r\n", &body);
     assert!(status == 200 && said.contains("\"completion_tokens\":3"), "{status} {said}");

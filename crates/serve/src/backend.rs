@@ -132,6 +132,8 @@ pub struct Numbers {
     pub n_waiting: usize,
     /// How much of the cache of keys and values is in use, from 0 to 1.
     pub cache_usage: f64,
+    /// What the keys and values of earlier prompts take, which later ones that begin alike go on with.
+    pub prefix_bytes: usize,
     /// Tokens that were guessed ahead of the model.
     pub n_draft_tokens: u64,
     /// Guesses that were right.

@@ -75,7 +75,7 @@ impl Metrics {
         let cached = count(&self.n_cached_tokens);
         let predicted = count(&self.n_predicted_tokens);
         let rate = |n: f64, seconds: f64| if seconds > 0.0 { n / seconds } else { 0.0 };
-        let rows: [(&str, &str, &str, f64); 16] = [
+        let rows: [(&str, &str, &str, f64); 17] = [
             ("prompt_tokens_total", "counter", "Tokens of prompts.", prompt),
             (
                 "prompt_tokens_cached_total",
@@ -129,6 +129,12 @@ impl Metrics {
                 "gauge",
                 "The part of the cache of keys and values that is in use.",
                 numbers.cache_usage,
+            ),
+            (
+                "prefix_cache_bytes",
+                "gauge",
+                "Keys and values of earlier prompts, for later ones that begin alike.",
+                numbers.prefix_bytes as f64,
             ),
             (
                 "spec_decode_num_draft_tokens_total",

@@ -131,6 +131,7 @@ impl Backend for Models {
             n_running: sum(|metrics| metrics.n_running),
             n_waiting: sum(|metrics| metrics.n_waiting),
             cache_usage: sum(|metrics| metrics.cache_bytes) as f64 / most as f64,
+            prefix_bytes: sum(|metrics| metrics.prefix_bytes),
             n_draft_tokens: count(|metrics| metrics.n_draft_tokens),
             n_accepted_tokens: count(|metrics| metrics.n_accepted_tokens),
         }

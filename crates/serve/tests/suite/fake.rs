@@ -276,7 +276,14 @@ impl Backend for Fake {
     fn numbers(&self) -> Numbers {
         let n_running = self.state.n_running();
         let n_waiting = self.state.n_sequences().saturating_sub(n_running);
-        Numbers { n_running, n_waiting, cache_usage: 0.25, n_draft_tokens: 30, n_accepted_tokens: 20 }
+        Numbers {
+            n_running,
+            n_waiting,
+            cache_usage: 0.25,
+            prefix_bytes: 4096,
+            n_draft_tokens: 30,
+            n_accepted_tokens: 20,
+        }
     }
 }
 

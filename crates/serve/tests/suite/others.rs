@@ -153,6 +153,7 @@ fn metrics_count_what_was_done() {
     assert_eq!(value("requests_failed_total"), 1.0);
     assert_eq!(value("requests_refused_total"), 1.0);
     assert_eq!(value("kv_cache_usage_ratio"), 0.25);
+    assert_eq!(value("prefix_cache_bytes"), 4096.0);
     assert_eq!(value("spec_decode_num_draft_tokens_total"), 30.0);
     assert_eq!(value("spec_decode_num_accepted_tokens_total"), 20.0);
     assert_eq!(value("prompt_tokens_total"), "user: say a b c\u{1}\nassistant: ".len() as f64);
