@@ -75,7 +75,13 @@ impl Tokenizer {
         let json =
             gguf::read_file(&path, oarlock_comm::MAX_TOKENIZER_BYTES).map_err(|e| Error::Tokenizer {
                 path: path.clone(),
-                cause: format!("{e}; give a folder that holds a tokenizer.json (a fast tokenizer)"),
+                cause: match () {
+                    () if !dir.exists() => format!("{} does not exist", dir.display()),
+                    () if dir.is_file() && !gguf::is_gguf(dir) => {
+                        format!("{} is a file, and not in GGUF", dir.display())
+                    }
+                    () => format!("{e}; give a folder that holds a tokenizer.json (a fast tokenizer)"),
+                },
             })?;
         let outline: Outline = serde_json::from_slice(&json)
             .map_err(|e| broken(&path, &format!("{e}; is it a whole tokenizer.json?")))?;
@@ -418,6 +424,12 @@ pub(super) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let error = Tokenizer::open(dir.path()).err().unwrap().to_string();
         assert!(error.contains("give a folder that holds a tokenizer.json"), "{error}");
+        let file = dir.path().join("model.gguf");
+        let error = Tokenizer::open(&file).err().unwrap().to_string();
+        assert!(error.ends_with("model.gguf does not exist"), "{error}");
+        std::fs::write(&file, "GGML").unwrap();
+        let error = Tokenizer::open(&file).err().unwrap().to_string();
+        assert!(error.ends_with("model.gguf is a file, and not in GGUF"), "{error}");
         std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
         let error = Tokenizer::open(dir.path()).unwrap().encode("x").err().unwrap().to_string();
         assert!(error.contains("is it a whole tokenizer.json?"), "{error}");
