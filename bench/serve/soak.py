@@ -5,9 +5,9 @@
 The clients take whole answers and streams. Some hang up in the middle, some want one token, a stop string or two
 answers.
 Each ten seconds are a line. The server keeps the keys and values of earlier prompts, up to its limit, and says in
-/metrics how many bytes they take. It is warm after a minute, if they take what they take at the end, or else when they
-do. The exit code is 1 if an answer was not as it should be, if the server was not warm at half-time, or if its memory
-at the end is more than 5 % above what it was when warm.
+/metrics how many bytes they take. It counts as warm once a minute has passed and they take 99 % of what they take at
+the end. The exit code is 1 if an answer was not as it should be, if the server was not warm at half-time, or if its
+memory at the end is more than 5 % above what it was when warm.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from process import Process
 
 INTERVAL = 10
 WARM_UP = 60
-# How much of what earlier prompts take at the end they take when the server is warm.
+# The part of what earlier prompts take at the end that they take when the server is warm.
 FULL = 0.99
 # How long the last answers of all clients are waited for.
 LAST_ANSWERS = 30

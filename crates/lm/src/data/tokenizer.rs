@@ -72,17 +72,16 @@ impl Tokenizer {
     pub fn open_with(dir: impl AsRef<Path>, new: &NewTokens) -> Result<Tokenizer> {
         let dir = dir.as_ref();
         let path = dir.join("tokenizer.json");
-        let json =
-            gguf::read_file(&path, oarlock_comm::MAX_TOKENIZER_BYTES).map_err(|e| Error::Tokenizer {
-                path: path.clone(),
-                cause: match () {
-                    () if !dir.exists() => format!("{} does not exist", dir.display()),
-                    () if dir.is_file() && !gguf::is_gguf(dir) => {
-                        format!("{} is a file, and not in GGUF", dir.display())
-                    }
-                    () => format!("{e}; give a folder that holds a tokenizer.json (a fast tokenizer)"),
-                },
-            })?;
+        let json = gguf::read_file(&path, oarlock_comm::MAX_TOKENIZER_BYTES).map_err(|e| {
+            let cause = if !dir.exists() {
+                format!("{} does not exist", dir.display())
+            } else if dir.is_file() && !gguf::is_gguf(dir) {
+                format!("{} is a file, and not in GGUF", dir.display())
+            } else {
+                format!("{e}; give a folder that holds a tokenizer.json (a fast tokenizer)")
+            };
+            Error::Tokenizer { path: path.clone(), cause }
+        })?;
         let outline: Outline = serde_json::from_slice(&json)
             .map_err(|e| broken(&path, &format!("{e}; is it a whole tokenizer.json?")))?;
         let special = SpecialIds::default();
